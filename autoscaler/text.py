@@ -83,3 +83,19 @@ def unix_seconds(time: str) -> float:
     if moment.tzinfo is None or len(time) < len("2027-01-31T12:00:00Z"):
         raise ValueError("expected a time such as 2027-01-31T12:00:00Z")
     return moment.timestamp()
+
+
+def format_host_port(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
+    """Format an address as routes contain it (`autoscaler.contract`).
+    `tls_name`: the name in the engine's certificate, empty if that is the host; None for plain HTTP.
+    """
+    if tls_name is None:
+        return format_host_port(host, port)
+    return (
+        f"https://{tls_name}@{format_host_port(host, port)}" if tls_name else f"https://{format_host_port(host, port)}"
+    )

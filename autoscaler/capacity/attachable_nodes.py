@@ -7,12 +7,13 @@ it, by Cluster Autoscaler's annotation on the node or on its MachineSet.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
+from autoscaler.state.capacity import Group
 from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.world import NodeId, World
 
@@ -144,3 +145,13 @@ def list_leased_nodes(world: World) -> frozenset[str]:
     """Nodes with devices of our orders, including those being released."""
     leases = world.capacity.leases.values()
     return frozenset(one.offer.node for one in leases if one.offer.node and one.committed)
+
+
+def read_group_limits(world: World) -> Groups:
+    """Maximum devices per node, for groups with the annotation."""
+    return collect_group_limits(one.group for one in world.capacity.groups.values())
+
+
+def collect_group_limits(groups: Iterable[Group]) -> Groups:
+    """Maximum devices per node, for those of these groups that have the annotation."""
+    return {one.name: (one.most, one.labels) for one in groups if one.most}

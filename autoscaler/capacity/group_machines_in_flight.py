@@ -8,11 +8,10 @@ Cluster Autoscaler waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.contract import ModelName
 from autoscaler.state.capacity import Group, GroupGrowth, Lease, LeaseId, Listed
 from autoscaler.state.world import World
@@ -86,13 +85,3 @@ def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
     offered = lease.offer.labels
     agrees = bool(offered) and all(offered.get(key, said) == said for key, said in labels.items())
     return agrees and not lease.offer.node and lease.here_s is None and lease.committed
-
-
-def read_group_limits(world: World) -> Groups:
-    """Maximum devices per node, for groups with the annotation."""
-    return collect_group_limits(one.group for one in world.capacity.groups.values())
-
-
-def collect_group_limits(groups: Iterable[Group]) -> Groups:
-    """Maximum devices per node, for those of these groups that have the annotation."""
-    return {one.name: (one.most, one.labels) for one in groups if one.most}

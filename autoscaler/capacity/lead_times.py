@@ -7,7 +7,6 @@ worth keeping. Times are assumed to be log-normal, since occasional delays are v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp, inf, log
 from statistics import NormalDist
 from typing import NamedTuple
@@ -33,11 +32,6 @@ DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
 """An order is given up after this multiple of its 95th percentile, limited to the range DUE_S, but never before that
 percentile. The time in a queue is unpredictable: a queued order is given up when the maximum of DUE_S has passed since
 it was granted."""
-KEPT_S = (30.0, 1800.0)
-"""Bounds of how long idle capacity is kept, with few observations."""
-GAPS_MIN = 3
-"""With fewer observed gaps, the time for which idle capacity is kept is the reorder cost. Otherwise it is computed from
-the gaps."""
 NO_LEARNT = LeadTimeStats()
 
 
@@ -132,25 +126,6 @@ def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
     at = max((at for at, gap in enumerate(learnt.gaps_s) if gap == inf), default=len(learnt.gaps_s))
     gaps_s = (*learnt.gaps_s[:at], now_s - learnt.idle_since_s, *learnt.gaps_s[at + 1 :])
     return replace(learnt, gaps_s=gaps_s[-GAPS_MAX:], idle_since_s=None)
-
-
-def keep_s(learnt: LeadTimeStats, attach_s: float, idle_s: float) -> float:
-    """Total time for which capacity idle since `idle_s` is kept. `attach_s`: its lead time.
-
-    With few observations, this is the cost of a reorder, at most twice the optimum (ski rental). Otherwise capacity is
-    kept while P(reused within h) x reorder cost exceeds the expected idle time within h, for some h.
-    """
-    cost_s = min(max(attach_s * (1.0 + WAIT_WORTH), KEPT_S[0]), KEPT_S[1])
-    if len(learnt.gaps_s) < GAPS_MIN:
-        return cost_s
-    left = sorted(gap - idle_s for gap in learnt.gaps_s if gap > idle_s)
-    worth = [h for h in left if h < inf and _gain(left, h, cost_s) > 0]
-    return idle_s + max(worth) if worth else 0.0
-
-
-def _gain(left: Sequence[float], horizon_s: float, cost_s: float) -> float:
-    reused = sum(gap <= horizon_s for gap in left) / len(left)
-    return reused * cost_s - sum(min(gap, horizon_s) for gap in left) / len(left)
 
 
 def _counted(learnt: LeadTimeStats) -> LeadTimeStats:

@@ -19,26 +19,16 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.residency import (
-    BEGINNING,
-    NO_HISTORY,
-    NO_LOAD,
-    effective_idle_window,
-    held_until_s,
-    median_start_s,
-    refused_until_s,
-)
+from autoscaler.demand.residency import effective_idle_window, held_until_s, median_start_s, refused_until_s
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.queries.gateway_reports import is_demand_complete, list_silent_gateways
 from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon
 from autoscaler.spec.model import Model
 from autoscaler.state import StateRecord
-from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, ModelLoad, Replica, World
+from autoscaler.state.lifecycle import BEGINNING, LIVE
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, ModelLoad, Replica, World
 from autoscaler.text import format_duration, format_tenants
 
-LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
-"""States that count as supply: serving, or about to serve."""
 PEAK_BUCKET_S = 0.1
 """Unit of `History.peaks`: bucket b ends at (b + 1) x this."""
 PERSIST_S = (0.2, 10.0)

@@ -10,18 +10,15 @@ from math import inf
 
 from autoscaler.capacity.lead_times import WAIT_WORTH
 from autoscaler.spec.model import IDLE_AUTO_S, Model
-from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, ModelLoad, Replica, World
+from autoscaler.state.lifecycle import BEGINNING
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, Replica, World
 
-BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
 """The idle timeout of a replica that causes capacity costs is limited to this many median start durations, but not to
 less than RENTED_S_MIN. One duration is the cost of the next start; WAIT_WORTH is that of the requests that wait for it.
 """
 REFUSED_S_MIN = 10.0
 """Minimum time that a rejected cold request counts as demand, since an eviction may be necessary first."""
-NO_LOAD = ModelLoad()
-NO_HISTORY = History()
 SERVE_FIRST_S = 1.0
 """Seconds that a new replica is protected while requests wait and none is seen on it, even after its residency."""
 

@@ -20,10 +20,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
-import yaml
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.documents.document_rules import (
@@ -36,17 +35,26 @@ from autoscaler.documents.document_rules import (
     check_tenant,
     find_unsupported_key,
 )
+from autoscaler.documents.document_types import (
+    DocumentError,
+    Documents,
+    ModelDocument,
+    SettingsDocument,
+    TenantDocument,
+    UndecodedDocument,
+    identify_document,
+)
 from autoscaler.documents.partial_decoding import read_known_keys
-from autoscaler.documents.variable_and_file_references import References, Written, hide_values, restore
+from autoscaler.documents.render import to_yaml
+from autoscaler.documents.variable_and_file_references import References, Written, hide_values
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
 from autoscaler.spec.engines import default_slots
-from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.model import Model
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.policy import check_forced_names
-from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
 from autoscaler.spec.settings import Settings
-from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.spec.tenant import Tenant
 from autoscaler.spec.yaml import YamlError, parse_yaml
 from autoscaler.text import one_line
 
@@ -97,78 +105,6 @@ def _replaced(part: Part, path: tuple[str, ...], value: object) -> Any:
 
 
 KINDS = ("Model", "Tenant", "Settings")
-ApiVersion = Literal["pilotlight.dev/v1alpha1"]
-
-
-class DocumentError(Exception):
-    """A document is invalid. The message is one line: FILE: DOCUMENT: KEY PATH: what was expected."""
-
-
-class Metadata(Part, frozen=True):
-    """The metadata of a Tenant. Labels and annotations are for other programs; Pilotlight does not read them."""
-
-    name: str
-    """The name of the object."""
-    labels: dict[str, str] = {}
-    """Labels for other programs."""
-    annotations: dict[str, str] = {}
-    """Annotations for other programs."""
-
-
-class ModelMetadata(Metadata, frozen=True):
-    """The metadata of a Model, which belongs to a namespace."""
-
-    namespace: str = "default"
-    """The namespace of the Model."""
-
-
-class ModelDocument(Part, frozen=True):
-    """A Model document."""
-
-    api_version: ApiVersion
-    kind: Literal["Model"]
-    metadata: ModelMetadata
-    spec: ModelSpec
-
-
-class TenantDocument(Part, frozen=True):
-    """A Tenant document."""
-
-    api_version: ApiVersion
-    kind: Literal["Tenant"]
-    metadata: Metadata
-    spec: TenantSpec = TenantSpec()
-
-
-class SettingsDocument(Settings, frozen=True, kw_only=True):
-    """The Settings document, whose keys are at the top level."""
-
-    api_version: ApiVersion
-    kind: Literal["Settings"]
-
-
-class UndecodedDocument(NamedTuple):
-    """A Model document that raised an unexpected exception when it was decoded or rendered."""
-
-    source: str
-    value: dict[str, object]
-    """The document as plain values."""
-    reason: str
-    """The exception, in one line."""
-
-
-class Documents(msgspec.Struct, frozen=True, kw_only=True):
-    """All documents of an installation. Models keep their order: of two Models, the first is older."""
-
-    models: tuple[Model, ...] = ()
-    tenants: tuple[Tenant, ...] = ()
-    settings: Settings = Settings()
-    undecoded: Mapping[ModelName, UndecodedDocument] = {}
-    """The documents of those `models` that are stand-ins (`autoscaler.documents.partial_decoding`)."""
-    written: Mapping[tuple[str, str], Written] = {}
-    """(kind, name) -> the document's texts with references, by key path."""
-    values: Mapping[str, str] = {}
-    """Values of references -> as they are written, for messages."""
 
 
 def parse_documents(
@@ -277,7 +213,7 @@ class _Loading:
         if self._references is not None:
             value, written = self._references.resolve(value)
             if written:
-                self.written[_identity(value)] = written
+                self.written[identify_document(value)] = written
         claimed = len(self.owners)
         done = attempt(partial(self._add, source, value))
         if not isinstance(done, Failure):
@@ -361,61 +297,3 @@ def _label(value: object, number: int) -> str:
     if kind in KINDS and isinstance(name, str):
         return f"{kind} {name}"
     return "Settings" if kind == "Settings" else f"document {number}"
-
-
-def _identity(document: object) -> tuple[str, str]:
-    """Return the kind of a document and its name, which is empty for Settings."""
-    value = document if isinstance(document, dict) else {}
-    metadata = value.get("metadata")
-    return str(value.get("kind")), str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
-
-
-def to_yaml(documents: Documents, *, with_references: bool = False) -> str:
-    """Render the documents as YAML without defaults. `parse_documents` returns equal Documents. Undecoded documents are
-    rendered unchanged, so that their reader decodes them again. `with_references`: references are rendered as they were
-    written, instead of their values, which may be secret, and all other texts so that they are no references.
-    """
-    out: list[dict[str, object]] = []
-    for model in documents.models:
-        if model.name in documents.undecoded:
-            out.append(documents.undecoded[model.name].value)
-            continue
-        out.append(_model_document(model))
-    for tenant in documents.tenants:
-        head: dict[str, object] = {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": str(tenant.name)}}
-        out.append(head | ({"spec": _plain(tenant.spec)} if tenant.spec != TenantSpec() else {}))
-    if documents.settings != Settings():
-        out.append({"apiVersion": API_VERSION, "kind": "Settings"} | _plain(documents.settings))
-    shown = [restore(one, documents.written.get(_identity(one), {})) for one in out] if with_references else out
-    return yaml.safe_dump_all(shown, sort_keys=False, width=120)
-
-
-def _model_document(model: Model) -> dict[str, object]:
-    metadata = {"name": str(model.name)}
-    if model.namespace != "default":
-        metadata["namespace"] = model.namespace
-    return {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": _plain(model.spec)}
-
-
-def _plain(part: Part) -> dict[str, object]:
-    """Convert a Part to plain values for YAML, without defaults."""
-    return {
-        field.encode_name: to_plain_value(getattr(part, field.name))
-        for field in msgspec.structs.fields(part)
-        if field.required or getattr(part, field.name) != _default(field)
-    }
-
-
-def _default(field: msgspec.structs.FieldInfo) -> object:
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-
-
-def to_plain_value(value: object) -> object:
-    """Convert a value of a document to plain values for YAML and JSON: sizes as quantities, Parts without defaults."""
-    if isinstance(value, Part):
-        return _plain(value)
-    if isinstance(value, Bytes):
-        return AUTO if isinstance(value, BytesOrAuto) and not value else format_bytes(value)
-    if isinstance(value, tuple):
-        return [to_plain_value(item) for item in value]
-    return {key: to_plain_value(item) for key, item in value.items()} if isinstance(value, dict) else value

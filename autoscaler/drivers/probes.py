@@ -14,23 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from autoscaler.drivers.resilient_tasks import retry_on_shortage
-
-
-def format_host_port(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
-    """Format an address as routes contain it (`autoscaler.contract`).
-    `tls_name`: the name in the engine's certificate, empty if that is the host; None for plain HTTP.
-    """
-    if tls_name is None:
-        return format_host_port(host, port)
-    return (
-        f"https://{tls_name}@{format_host_port(host, port)}" if tls_name else f"https://{format_host_port(host, port)}"
-    )
-
+from autoscaler.text import format_host_port
 
 PROBE_SECONDS_MAX = 1.0
 FAST_EVERY_S = 0.005

@@ -14,13 +14,12 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
-from autoscaler.demand.residency import NO_LOAD
 from autoscaler.fold.indices import load_of, with_id
 from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.state import StateRecord
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.world import Gateway, Grant, History, ModelLoad, NodeAgentStatus, Replica, SliceId, World
+from autoscaler.state.world import NO_LOAD, Gateway, Grant, History, ModelLoad, NodeAgentStatus, Replica, SliceId, World
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from autoscaler.capacity import interruptions
 from autoscaler.demand import model_history as histories
-from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.fold import (
     agent_reports,
     capacity,
@@ -67,7 +66,7 @@ from autoscaler.state.events import (
 )
 from autoscaler.state.mig import CutRefused, CuttableSeen
 from autoscaler.state.pending_claims import AwaitedSeen
-from autoscaler.state.world import PlacementValues, Slice, World
+from autoscaler.state.world import NO_HISTORY, PlacementValues, Slice, World
 
 CLOCK_S = 1.0
 """Clock offsets that differ by less than this are not updated."""

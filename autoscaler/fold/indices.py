@@ -22,8 +22,7 @@ from autoscaler.contract import (
     Report,
     TenantName,
 )
-from autoscaler.demand.residency import NO_LOAD
-from autoscaler.state.world import Gateway, ModelLoad, SliceId, World
+from autoscaler.state.world import NO_LOAD, Gateway, ModelLoad, SliceId, World
 
 
 def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from autoscaler.documents.document_rules import NAME_CHARS_MAX, check_model
-from autoscaler.documents.parse import DocumentError
+from autoscaler.documents.document_types import DocumentError
 from autoscaler.importers.result import ConversionError, Document
 from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, format_path
 from autoscaler.spec.model import ModelSpec

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autoscaler.documents.parse import DocumentError
+from autoscaler.documents.document_types import DocumentError
 from autoscaler.importers.decode import DocumentErrorContext, expand_object_lists, parse_yaml_documents, read_mapping
 from autoscaler.importers.result import ConversionNote, ConversionResult, Document
 from autoscaler.spec.pod import OURS

@@ -6,8 +6,6 @@ A name that only one package uses is defined there. The prefix of our own labels
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 WRITER = "pilotlight"
 """Field manager (KEP-555), `managed-by` value, Event reporter, and the first word of our User-Agent."""
 NODES = "/api/v1/nodes"
@@ -19,25 +17,3 @@ ENDED = frozenset(("Succeeded", "Failed"))
 """Phases of a pod whose containers have all ended."""
 CRASHES = "CrashLoopBackOff"
 """Waiting reason of a container that its kubelet restarts repeatedly."""
-
-
-class ConfigMapLocation(NamedTuple):
-    """Where a ConfigMap may be found."""
-
-    namespace: str
-    name: str
-    by_label_only: bool = False
-
-    @property
-    def query(self) -> dict[str, str]:
-        """Selects only this ConfigMap, so that a permission limited to its name is enough."""
-        return {"fieldSelector": f"metadata.name={self.name}"}
-
-
-PLACES = (
-    ConfigMapLocation("kube-system", "nvidia-device-plugin"),
-    ConfigMapLocation("gpu-operator", "time-slicing-config", by_label_only=True),
-    ConfigMapLocation("gpu-operator", "time-slicing-config-all", by_label_only=True),
-)
-"""The ConfigMap of the device plug-in, and those that the GPU operator's documentation names. The first one that has
-the key is used."""

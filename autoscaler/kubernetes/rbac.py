@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from autoscaler.kubernetes.constants import PLACES
+from autoscaler.kubernetes.device_plugin_config import PLACES
 from autoscaler.spec.capacity import PUBLISH
 from autoscaler.spec.installation_ownership import CLAIM
 from autoscaler.state.pending_claims import DRIVER

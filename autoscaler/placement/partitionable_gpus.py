@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.demand.residency import BEGINNING
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bin_builder import build_empty_bins, build_hosts
 from autoscaler.placement.model.predicates import has_matching_labels, host_shortage_reason, node_exclusion_reason
@@ -24,6 +23,7 @@ from autoscaler.slicing.dra import claimed_mig_profile, find_whole_gpu
 from autoscaler.slicing.mig_geometry import geometry_of
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.slicing.slicer_protocol import SliceShare
+from autoscaler.state.lifecycle import BEGINNING
 from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 

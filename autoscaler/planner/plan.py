@@ -35,7 +35,6 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import DesiredReplicas
 from autoscaler.demand.model_history import start_deadline_s
-from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.placement.capacity_simulation import SimulationContext as Trial
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache
@@ -81,7 +80,7 @@ from autoscaler.state.actions import (
 )
 from autoscaler.state.lifecycle import STOP_GRACE_S, ReplicaState
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Move, Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes, World
+from autoscaler.state.world import NO_HISTORY, Move, Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes, World
 from autoscaler.text import format_duration
 
 

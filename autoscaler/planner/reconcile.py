@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import DesiredReplicas, list_live_replicas, unserved_since_s
-from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, residency_s
+from autoscaler.demand.residency import residency_s
 from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.device_health import is_lost
@@ -27,9 +27,9 @@ from autoscaler.queries.operator_orders import explain_drain, find_drain_cordon,
 from autoscaler.queries.unschedulable_replicas import is_drain_final, list_avoided_nodes
 from autoscaler.spec.model import ADOPTED_HASH, Model
 from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
-from autoscaler.state.lifecycle import STOP_GRACE_S
+from autoscaler.state.lifecycle import BEGINNING, STOP_GRACE_S
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, ModelLoad, Move, Replica, World
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, ModelLoad, Move, Replica, World
 from autoscaler.text import format_duration
 
 WANTS_MAX = 32

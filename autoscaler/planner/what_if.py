@@ -13,8 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
-from autoscaler.demand.residency import BEGINNING, NO_LOAD
-from autoscaler.documents.parse import Documents
+from autoscaler.documents.document_types import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.placement.model.bin_builder import build_bins
 from autoscaler.planner.plan import Planner
@@ -36,8 +35,9 @@ from autoscaler.state.actions import (
     Unmet,
 )
 from autoscaler.state.events import DocumentsSeen, GatewaySeen, ReplicaSeen, Reported, Seen, SlicesSeen, Synced
+from autoscaler.state.lifecycle import BEGINNING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Replica, Slice, SliceId, World
+from autoscaler.state.world import NO_LOAD, Replica, Slice, SliceId, World
 
 PATH = "/api/v1/what-if"
 CALLS_MAX = 1_000_000

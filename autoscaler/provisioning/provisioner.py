@@ -21,7 +21,6 @@ from autoscaler.capacity.group_machines_in_flight import list_group_leases
 from autoscaler.capacity.lead_times import Expected, due_after_s
 from autoscaler.capacity.remaining_offers import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName
-from autoscaler.demand.residency import NO_LOAD
 from autoscaler.demand.schedule import STARTS
 from autoscaler.placement.capacity_simulation import (
     SimulationCache,
@@ -58,7 +57,7 @@ from autoscaler.provisioning.unplaceable_models import build_future_fit_check
 from autoscaler.state.actions import AcquireLease, ReleaseLease
 from autoscaler.state.capacity import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_lease_name
 from autoscaler.state.pending_claims import is_claim_owner
-from autoscaler.state.world import Replica
+from autoscaler.state.world import NO_LOAD, Replica
 from autoscaler.text import format_duration
 
 WANTS_MAX = 512

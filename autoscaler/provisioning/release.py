@@ -11,23 +11,31 @@ receives every `World`. An order in use is not stuck.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Final
 
 from autoscaler.capacity.agent_device_requests import explain_attach_failure
 from autoscaler.capacity.delivered_slices import has_replica_on_node, is_release_blocked, slices_of
 from autoscaler.capacity.interruptions import is_lease_ending, is_on_unneeded_node
-from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, estimate_lead_time, keep_s
+from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, WAIT_WORTH, estimate_lead_time
 from autoscaler.placement.capacity_simulation import SimulationContext
 from autoscaler.provisioning.fabric_device_claims import CLAIM_S
 from autoscaler.queries.gateway_reports import is_demand_complete
 from autoscaler.queries.operator_orders import is_force_drained
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import ReleaseLease
-from autoscaler.state.capacity import Capacity, Lease, LeaseId, ReleaseOrder
+from autoscaler.state.capacity import Capacity, LeadTimeStats, Lease, LeaseId, ReleaseOrder
 from autoscaler.state.pending_claims import is_claim_owner
 from autoscaler.text import format_duration
+
+KEPT_S = (30.0, 1800.0)
+"""Bounds of how long idle capacity is kept, with few observations."""
+
+GAPS_MIN = 3
+"""With fewer observed gaps, the time for which idle capacity is kept is the reorder cost. Otherwise it is computed from
+the gaps."""
+
 
 STUCK_S: Final = 300.0
 """Seconds after which a release is stuck and a person must act; the alert uses the same number. A fabric releases a GPU
@@ -182,3 +190,22 @@ class _Returning:
             return f"it was not allocated to any ResourceClaim within {format_duration(idle_s)}"
         why = "it is worth keeping for" if said == "auto" else "its provider's keepSeconds is"
         return f"idle for {format_duration(idle_s)}, and {why} {format_duration(kept_s)}"
+
+
+def keep_s(learnt: LeadTimeStats, attach_s: float, idle_s: float) -> float:
+    """Total time for which capacity idle since `idle_s` is kept. `attach_s`: its lead time.
+
+    With few observations, this is the cost of a reorder, at most twice the optimum (ski rental). Otherwise capacity is
+    kept while P(reused within h) x reorder cost exceeds the expected idle time within h, for some h.
+    """
+    cost_s = min(max(attach_s * (1.0 + WAIT_WORTH), KEPT_S[0]), KEPT_S[1])
+    if len(learnt.gaps_s) < GAPS_MIN:
+        return cost_s
+    left = sorted(gap - idle_s for gap in learnt.gaps_s if gap > idle_s)
+    worth = [h for h in left if h < inf and _gain(left, h, cost_s) > 0]
+    return idle_s + max(worth) if worth else 0.0
+
+
+def _gain(left: Sequence[float], horizon_s: float, cost_s: float) -> float:
+    reused = sum(gap <= horizon_s for gap in left) / len(left)
+    return reused * cost_s - sum(min(gap, horizon_s) for gap in left) / len(left)

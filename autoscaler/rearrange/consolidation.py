@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.demand.desired_replicas import list_live_replicas
-from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, effective_idle_window, median_start_s
+from autoscaler.demand.residency import effective_idle_window, median_start_s
 from autoscaler.queries.gateway_reports import is_demand_complete
 from autoscaler.rearrange.paid_capacity import group_replicas_by_order, list_paid_slices, worst_product_rank
 from autoscaler.rearrange.replica_migration import (
@@ -27,7 +27,7 @@ from autoscaler.rearrange.replica_migration import (
     reserve_placement,
 )
 from autoscaler.state.capacity import Lease, LeaseId
-from autoscaler.state.world import Move, Replica, Slice, World
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, Move, Replica, Slice, World
 
 LEASES_MAX = 8
 """Maximum orders for whose replicas places are sought in one plan."""

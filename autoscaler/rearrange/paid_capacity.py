@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
 from autoscaler.placement.model.request_builder import build_placement_request
@@ -27,7 +26,7 @@ from autoscaler.state.actions import Acted
 from autoscaler.state.capacity import Lease, LeaseId, Offer
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import PaidCapacity, Replica, Slice, SliceId, World
+from autoscaler.state.world import NO_HISTORY, PaidCapacity, Replica, Slice, SliceId, World
 
 NO_GUESTS = PaidCapacity()
 KEPT_S = 86_400.0

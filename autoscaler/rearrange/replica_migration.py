@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.residency import BEGINNING, NO_HISTORY, residency_s
+from autoscaler.demand.residency import residency_s
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.topology import add_spread_nodes
@@ -28,8 +28,9 @@ from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import STRANDED_S, list_avoided_nodes, nodes_of, relocate_after_s
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica
+from autoscaler.state.lifecycle import BEGINNING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Move, Replica, SliceId, World
+from autoscaler.state.world import NO_HISTORY, Move, Replica, SliceId, World
 from autoscaler.text import format_duration
 
 REASON = "its pod cannot be scheduled on the chosen node"

@@ -16,7 +16,7 @@ import yaml
 from msgspec import inspect
 
 from autoscaler.documents.document_rules import KEYS, MESSAGE
-from autoscaler.documents.parse import ModelDocument, TenantDocument
+from autoscaler.documents.document_types import ModelDocument, TenantDocument
 from autoscaler.schema.cel_rules import forbid_key
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural
 from autoscaler.spec.decode import Part

@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import inspect
 
-from autoscaler.documents.parse import ModelDocument, SettingsDocument, TenantDocument, to_plain_value
+from autoscaler.documents.document_types import ModelDocument, SettingsDocument, TenantDocument
+from autoscaler.documents.render import to_plain_value
 from autoscaler.spec.decode import Part
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from autoscaler.documents.document_rules import ADAPTERS_MAX, ARTIFACT_CHARS_MAX, NAME_CHARS_MAX
-from autoscaler.documents.parse import to_plain_value
+from autoscaler.documents.render import to_plain_value
 from autoscaler.schema.cel_rules import RULES, Rule
 from autoscaler.schema.json_schema import SIZE
 from autoscaler.schema.pod_types import TYPES

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.desired_replicas import LIVE
-from autoscaler.demand.residency import NO_HISTORY, idle_window_s
+from autoscaler.demand.residency import idle_window_s
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries.gateway_reports import count_running_calls
@@ -21,8 +20,9 @@ from autoscaler.server.operator_requests import OrderError
 from autoscaler.spec.model import Model
 from autoscaler.state import StateRecord
 from autoscaler.state.events import ModelStopped, ModelWoken
+from autoscaler.state.lifecycle import LIVE
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Cordon, CordonTarget, Replica, World
+from autoscaler.state.world import NO_HISTORY, Cordon, CordonTarget, Replica, World
 from autoscaler.text import format_count, format_duration
 
 

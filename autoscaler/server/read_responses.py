@@ -11,8 +11,8 @@ from collections import Counter
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, effective_idle_window
-from autoscaler.explain import model as weights
+from autoscaler.demand.residency import effective_idle_window
+from autoscaler.explain import weights
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.queries.agent_reports import devices_of, find_device_report, is_report_fresh
@@ -21,7 +21,7 @@ from autoscaler.queries.operator_orders import cordons_on, explain_closed_slice
 from autoscaler.queries.response_types import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
 from autoscaler.queries.start_phases import last_start, phases_with_parts_s
 from autoscaler.spec.model import Model
-from autoscaler.state.world import CordonTarget, NodeId, Replica, Slice, World
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, CordonTarget, NodeId, Replica, Slice, World
 
 
 def find_model(world: World, name: str) -> Model | None:

@@ -29,6 +29,10 @@ class ReplicaState(StrEnum):
 
 S = ReplicaState
 
+LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
+"""States that count as supply: serving, or about to serve."""
+BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
+
 STOP_GRACE_S = 10.0
 """The time between SIGTERM and SIGKILL, in seconds. No request runs on the replica, or its drain time is over."""
 

@@ -352,6 +352,9 @@ class History(StateRecord, frozen=True):
     """(bucket, peak concurrent requests) in the last idle timeout. Scaling down requires that the peak still fits."""
 
 
+NO_HISTORY = History()
+
+
 class Fault(StateRecord, frozen=True):
     """Exceptions that a Model caused (`autoscaler.controller.fault_containment`)."""
 
@@ -390,6 +393,9 @@ class ModelLoad(StateRecord, frozen=True):
     tenants: frozenset[TenantName] = frozenset()
     waiting_at: frozenset[GatewayId] = frozenset()
     """Gateways at which requests wait."""
+
+
+NO_LOAD = ModelLoad()
 
 
 class CordonTarget(NamedTuple):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from autoscaler.documents.parse import DocumentError
+from autoscaler.documents.document_types import DocumentError
 from autoscaler.importers import knative, lingo, ollama, ollama_operator
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config

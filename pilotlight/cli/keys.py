@@ -17,7 +17,8 @@ import msgspec
 from artifacts.disk.locks import wait_for_lock
 from autoscaler.contract import TenantName
 from autoscaler.documents.document_rules import MESSAGE, check_name
-from autoscaler.documents.parse import Documents, to_yaml
+from autoscaler.documents.document_types import Documents
+from autoscaler.documents.render import to_yaml
 from autoscaler.drivers.local.state_directory import replace_file
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec

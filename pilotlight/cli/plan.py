@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.parse import Documents
+from autoscaler.documents.document_types import Documents
 from autoscaler.drivers.kubernetes.inventory import declared_devices
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError

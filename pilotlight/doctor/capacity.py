@@ -16,11 +16,11 @@ from typing import NamedTuple
 from autoscaler.capacity.attachable_nodes import (
     GPU_COUNT,
     Groups,
+    collect_group_limits,
     find_device_memory,
     list_attachable_nodes,
     list_node_selectors,
 )
-from autoscaler.capacity.group_machines_in_flight import collect_group_limits
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
 from autoscaler.providers.kueue import objects as placeholder_pod

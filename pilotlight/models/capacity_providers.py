@@ -19,8 +19,7 @@ import click
 from msgspec.structs import replace
 
 from autoscaler.capacity import agent_device_requests
-from autoscaler.capacity.attachable_nodes import count_devices_on_node
-from autoscaler.capacity.group_machines_in_flight import read_group_limits
+from autoscaler.capacity.attachable_nodes import count_devices_on_node, read_group_limits
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup

@@ -21,7 +21,9 @@ from autoscaler import engines
 from autoscaler.contract import ModelName
 from autoscaler.documents.document_quarantine import PART
 from autoscaler.documents.document_rules import NAME_CHARS_MAX
-from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.document_types import DocumentError, Documents
+from autoscaler.documents.parse import parse_documents
+from autoscaler.documents.render import to_yaml
 from autoscaler.documents.variable_and_file_references import hide_values
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.programs.installed import find_installed_programs

@@ -21,7 +21,7 @@ from aiohttp import web
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
 from autoscaler.documents.document_quarantine import PART, DocumentFault, list_faults_over
-from autoscaler.documents.parse import Documents
+from autoscaler.documents.document_types import Documents
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
 from autoscaler.drivers.local.devices import Devices

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler import engines
-from autoscaler.capacity.group_machines_in_flight import read_group_limits
+from autoscaler.capacity.attachable_nodes import read_group_limits
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ModelName, ReplicaId
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.controller.weights_wait import AgentNodeSupply

@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from autoscaler.documents.parse import Documents, to_yaml
+from autoscaler.documents.document_types import Documents
+from autoscaler.documents.render import to_yaml
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls

@@ -15,11 +15,12 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time, keep_s
+from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.demand import desired_replicas
 from autoscaler.placement.capacity_simulation import list_missing_devices
 from autoscaler.providers.provider import RefusedError
 from autoscaler.provisioning.provisioner import UNLISTED_S
+from autoscaler.provisioning.release import keep_s
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import AcquireLease, Action, ReleaseLease, StartReplica
 from autoscaler.state.capacity import (
@@ -41,7 +42,7 @@ from tests.support.fakes.provider import FakeProvider, Fate, Held
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
 """Capacity alive for this long after its need ended is an orphan, whether or not the `World` knows it.
-The need of delivered capacity ends after its idle keep time (`autoscaler.capacity.lead_times.keep_s`).
+The need of delivered capacity ends after its idle keep time (`autoscaler.provisioning.release.keep_s`).
 """
 BLIND_S = 2 * UNLISTED_S
 """For how long a new leader may not know its predecessor's in-flight orders."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autoscaler.demand.residency import BEGINNING
 from autoscaler.kubernetes import constants
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Unmet
-from autoscaler.state.lifecycle import HOLDS_SLICE
+from autoscaler.state.lifecycle import BEGINNING, HOLDS_SLICE
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad, Replica
 from autoscaler.text import format_count

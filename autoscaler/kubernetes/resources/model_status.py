@@ -20,7 +20,6 @@ from msgspec import UNSET, UnsetType
 
 from autoscaler.contract import ModelName
 from autoscaler.demand.model_history import STARTS_MAX
-from autoscaler.demand.residency import NO_HISTORY, NO_LOAD
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS
 from autoscaler.kubernetes.resources.model_conditions import (
@@ -39,7 +38,7 @@ from autoscaler.spec.document_names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.events import HistorySeen
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.world import History, Replica, World
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, Replica, World
 
 
 class Subject(NamedTuple):

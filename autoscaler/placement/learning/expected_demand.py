@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import exp2, inf
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import LIVE, exclude_replaced_replicas
-from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, median_start_s
+from autoscaler.demand.desired_replicas import exclude_replaced_replicas
+from autoscaler.demand.residency import median_start_s
 from autoscaler.placement.model.request_builder import build_request_shape
 from autoscaler.placement.model.types import RestartCosts
 from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.spec.model import Model
+from autoscaler.state.lifecycle import LIVE
 from autoscaler.state.resources import RequestFrequency, RequestShape
-from autoscaler.state.world import History, ModelLoad, World
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, ModelLoad, World
 
 HALF_LIFE_S = 3600.0
 """A model whose last request is this long ago counts half."""

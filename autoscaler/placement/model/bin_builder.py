@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from autoscaler.capacity.delivered_slices import list_withheld_slices as given_back
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.desired_replicas import LIVE, exclude_replaced_replicas, list_live_replicas
-from autoscaler.demand.residency import BEGINNING, NO_LOAD, evictable_s
+from autoscaler.demand.desired_replicas import exclude_replaced_replicas, list_live_replicas
+from autoscaler.demand.residency import evictable_s
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.model.prices import Prices
@@ -31,10 +31,10 @@ from autoscaler.queries.granted_memory import spare_bytes
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.overcommitted_slices import compute_usable_resources, room_of
 from autoscaler.spec.model import StartLimits
-from autoscaler.state.lifecycle import LEAVING
+from autoscaler.state.lifecycle import BEGINNING, LEAVING, LIVE
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation
-from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+from autoscaler.state.world import NO_LOAD, DeviceId, NodeId, Replica, Slice, SliceId, World
 
 EXCLUSIVE_S = StartLimits().exclusive_seconds
 """The start lock of a replica whose model document was deleted."""

@@ -27,8 +27,8 @@ from autoscaler.capacity.attachable_nodes import (
     has_device_limit,
     list_attachable_nodes,
     list_node_selectors,
+    read_group_limits,
 )
-from autoscaler.capacity.group_machines_in_flight import read_group_limits
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects

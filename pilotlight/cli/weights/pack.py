@@ -17,7 +17,7 @@ from artifacts import file_kinds
 from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan, build_plan
-from autoscaler.documents.parse import DocumentError
+from autoscaler.documents.document_types import DocumentError
 from autoscaler.importers import ollama
 from autoscaler.importers.decode import DocumentErrorContext
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE

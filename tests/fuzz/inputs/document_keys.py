@@ -11,8 +11,8 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from autoscaler.documents import parse
-from autoscaler.documents.parse import DocumentError, ModelDocument, SettingsDocument, TenantDocument
+from autoscaler.documents import parse, render
+from autoscaler.documents.document_types import DocumentError, ModelDocument, SettingsDocument, TenantDocument
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import Planner
 from autoscaler.routing import catalogue
@@ -116,7 +116,7 @@ def check(data: bytes) -> None:
     msgspec.json.encode(catalogue.catalogue_full(now))
     for one in loaded.models:
         one.spec_hash()
-    assert parse.parse_documents([("a.yaml", parse.to_yaml(loaded))]) == loaded, "read again it is another"
+    assert parse.parse_documents([("a.yaml", render.to_yaml(loaded))]) == loaded, "read again it is another"
 
 
 def _is_unicode(data: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from autoscaler.documents import parse
+from autoscaler.documents import document_types, parse, render
 from autoscaler.spec import yaml
 from tests.fuzz.checks.error_messages import check_line
 from tests.fuzz.inputs.json_mutations import mutated
@@ -156,10 +156,10 @@ def texts(data: bytes) -> None:
     assert all(map(_is_plain, values)), "no plain values"
     try:
         loaded = parse.parse_documents([("a.yaml", text)])
-    except parse.DocumentError as error:
+    except document_types.DocumentError as error:
         check_line(error)
         return
-    again = parse.parse_documents([("a.yaml", parse.to_yaml(loaded))])
+    again = parse.parse_documents([("a.yaml", render.to_yaml(loaded))])
     assert again == loaded, "written and read again it is another"
 
 

@@ -14,11 +14,10 @@ from collections.abc import Callable
 
 from autoscaler.contract import LEADER_SILENT_S
 from autoscaler.controller.loop import LoopStep
-from autoscaler.demand.desired_replicas import LIVE
 from autoscaler.queries.device_health import is_lost
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica
-from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.lifecycle import LIVE, ReplicaState
 from gateway.dispatch.call import CallState, Outcome
 from tests.simulation.checks.gateway_reports import COUNTS_S
 from tests.simulation.installations.installation import Journey, Town

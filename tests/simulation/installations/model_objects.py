@@ -8,7 +8,7 @@ import asyncio
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop
-from autoscaler.documents.parse import to_plain_value
+from autoscaler.documents.render import to_plain_value
 from autoscaler.drivers import probes
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.resources.kubeai_watcher import API_VERSION as KUBEAI

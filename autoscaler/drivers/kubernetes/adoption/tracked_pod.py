@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from autoscaler import text
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen
 from autoscaler.drivers.kubernetes.objects.pod_state import StartTiming
 from autoscaler.spec.document_names import format_replica_id
@@ -117,7 +117,7 @@ def derive_replica_state(pod: TrackedPod) -> Seen:
 
 def format_pod_address(pod: AdoptedPodSeen) -> str:
     """Return the address for requests to its engine."""
-    return probes.format_host_port(pod.ip, pod.port) if pod.ip else ""
+    return text.format_host_port(pod.ip, pod.port) if pod.ip else ""
 
 
 def derive_replica_id(pod: AdoptedPodSeen, finds: int) -> ReplicaId:

@@ -13,11 +13,15 @@ from typing import Any
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
-from autoscaler.drivers.kubernetes.objects.node_slices import Hosts, NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import other_pods
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
+from autoscaler.drivers.kubernetes.objects.other_pods import Hosts, OtherPod
 from autoscaler.drivers.kubernetes.objects.pod_manifest import SLICES
 from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
+from autoscaler.kubernetes import device_plugin_config
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
+from autoscaler.kubernetes.constants import NODE_POOL, NODES
+from autoscaler.kubernetes.device_plugin_config import PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.slicing import device_usage, dra_binding_conditions, slicers
 from autoscaler.slicing.actual_slices import resolve_actual_slices
@@ -61,14 +65,14 @@ class Inventory:
         self._nodes = Watched(api, NODES, nodes.read_node, self._nodes_changed)
         self._changed, self._hosts_changed = changed, hosts_changed
         self._others = Watched(
-            api, "/api/v1/pods", self._read_other, self._others_changed, optional=True, fieldSelector=nodes.HOLDING
+            api, "/api/v1/pods", self._read_other, self._others_changed, optional=True, fieldSelector=other_pods.HOLDING
         )
         self._hosts, self._with_devices = Hosts(), dict[ObjectKey, OtherPod]()
         self._due: asyncio.TimerHandle | None = None
         """Timer of the next report of CPU and memory used by pods without devices."""
         self._plugins = {
             place: Watched(
-                api, f"/api/v1/namespaces/{place.namespace}/configmaps", nodes.read_plugin_configs,
+                api, f"/api/v1/namespaces/{place.namespace}/configmaps", device_plugin_config.read_plugin_configs,
                 lambda _: changed(False), optional=True, **place.query,
             )
             for place in PLACES
@@ -169,7 +173,7 @@ class Inventory:
         found = nodes.build_slices(
             there,
             self._settings().nodes,
-            lambda labels: nodes.select_plugin_config(labels, configs),
+            lambda labels: device_plugin_config.select_plugin_config(labels, configs),
             published,
             [*(got.entry for one in seen for got in one.got), *chosen],
             made=self._made,
@@ -242,9 +246,9 @@ class Inventory:
     def _read_other(self, pod: Object) -> OtherPod | None:
         """Parse a pod of others. Of our own pods, only those without slices count, with their CPU and memory."""
         if not self._is_ours(pod):
-            return nodes.read_other_pod(pod)
+            return other_pods.read_other_pod(pod)
         slices = (pod["metadata"].get("annotations") or {}).get(SLICES)
-        found = None if slices else nodes.read_other_pod(pod)
+        found = None if slices else other_pods.read_other_pod(pod)
         return None if found is None else OtherPod(found.node, cpu_memory=found.cpu_memory)
 
     def _others_changed(self, changes: list[Change[OtherPod]]) -> None:

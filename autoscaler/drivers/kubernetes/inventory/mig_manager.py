@@ -23,6 +23,7 @@ import msgspec
 import yaml
 
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.drivers.kubernetes.pod_writer import Pauses
 from autoscaler.drivers.resilient_tasks import start_contained_task
@@ -342,7 +343,7 @@ class NodeCutter:
                     f"pod {page.unreadable[0].namespace}/{page.unreadable[0].name} cannot be read"
                 )
             for pod in page.items:
-                if nodes.read_other_pod(pod) is not None:
+                if other_pods.read_other_pod(pod) is not None:
                     name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
                     raise RepartitionRefusedError(f"pod {name} uses its devices")
 

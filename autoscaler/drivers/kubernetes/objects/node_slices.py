@@ -12,12 +12,8 @@ by a label is used.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -31,95 +27,21 @@ from autoscaler.capacity.attachable_nodes import (
     resolve_max_devices,
 )
 from autoscaler.drivers.kubernetes.inventory import node_cordons
+from autoscaler.drivers.kubernetes.objects.other_pods import OtherPod
 from autoscaler.kubernetes.api import Object
-from autoscaler.kubernetes.constants import PLACES, ConfigMapLocation
 from autoscaler.queries.pod_requests import parse_resource_list
 from autoscaler.slicing import nvidia_gpus, slicers
 from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
-from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
-from autoscaler.slicing.nvidia_gpus import KAI, KAI_RESERVES, count_kai_gpus
+from autoscaler.slicing.hami import drop_healthy_handshake
+from autoscaler.slicing.nvidia_gpus import KAI
 from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.slicing.vendors import RESOURCES
-from autoscaler.spec.pod import GPU, PLACE
+from autoscaler.spec.pod import GPU
 from autoscaler.spec.settings import NodeKind, kind_of
-from autoscaler.spec.yaml import YamlError
-from autoscaler.spec.yaml import parse_yaml as read_yaml
 from autoscaler.state.images import Image, make_image
 from autoscaler.state.node_labels_and_taints import UNNEEDED, Taint
-from autoscaler.state.resources import NOTHING, HostAmount, HostResources
+from autoscaler.state.resources import NOTHING, HostAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
-
-Resourced = Mapping[str, Any]
-"""Has `resources`: a container, or a pod's spec."""
-
-
-def sum_pod_requests(spec: Object) -> HostAmount:
-    """Return a pod's requests: the higher of the sum over containers and sidecars and the peak while an init container
-    runs. Pod-level requests replace this; the pod overhead is added.
-    Source: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
-    """
-    staying, peak = NOTHING, NOTHING
-    for one in spec.get("initContainers") or ():
-        if one.get("restartPolicy") == "Always":
-            staying = staying.plus(_container_requests(one))
-            peak = peak.most(staying)
-        else:
-            peak = peak.most(staying.plus(_container_requests(one)))
-    for one in spec["containers"]:
-        staying = staying.plus(_container_requests(one))
-    amounts, whole = staying.most(peak), _requests(spec)
-    said = parse_resource_list(dict(whole))
-    amounts = HostAmount(
-        said.cpu_milli if "cpu" in whole else amounts.cpu_milli,
-        said.host_bytes if "memory" in whole else amounts.host_bytes,
-    )
-    return amounts.plus(parse_resource_list(spec.get("overhead") or {}))
-
-
-def _container_requests(container: Resourced) -> HostAmount:
-    return parse_resource_list(dict(_requests(container)))
-
-
-def _requests(of: Resourced) -> Mapping[str, str | int]:
-    found: Mapping[str, str | int] = of.get("resources", {}).get("requests") or {}
-    return found
-
-
-class Hosts:
-    """The requests of other pods per node."""
-
-    def __init__(self) -> None:
-        self._taken: dict[str, HostAmount] = {}
-        self._known: dict[NodeId, HostResources] = {}
-
-    def take(self, node: str, amounts: HostAmount) -> bool:
-        """Add a pod of others. Return whether it has requests."""
-        return self._add(node, amounts)
-
-    def give_back(self, node: str, amounts: HostAmount) -> bool:
-        """Remove a pod of others. Return whether it had requests."""
-        return self._add(node, NOTHING.less(amounts))
-
-    def _add(self, node: str, amounts: HostAmount) -> bool:
-        if not any(amounts):
-            return False
-        after = self._taken.get(node, NOTHING).plus(amounts)
-        if any(after):
-            self._taken[node] = after
-        else:
-            self._taken.pop(node, None)
-        return True
-
-    def seen(self, nodes: Mapping[NodeId, HostAmount]) -> dict[NodeId, HostResources]:
-        """Return the remainder per node; `nodes`: allocatable amounts. An unchanged entry is the same object."""
-        found: dict[NodeId, HostResources] = {}
-        for node, amounts in nodes.items():
-            host = HostResources(*amounts, *amounts).without(self._taken.get(node, NOTHING))
-            before = self._known.get(node)
-            found[node] = before if before is not None and before == host else host
-        self._known = found
-        return found
-
 
 RESLICED = "a replica still uses its device with a previous sharing mode"
 
@@ -129,9 +51,6 @@ COVERED_TAINTS = RESOURCES | frozenset({
 """Taints that are not kept: our pods tolerate those of their devices, and `usable` covers the others."""
 IMAGES_MAX = 200
 """Limit per node. Kubelets report their 50 largest, unless `nodeStatusMaxImages` is set."""
-NO_AMOUNTS: Mapping[str, int] = {}
-HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Selects pods that hold what they requested."""
 
 
 class NodeSeen(NamedTuple):
@@ -165,29 +84,6 @@ class NodeSeen(NamedTuple):
     """How many devices it can have, including those attached later."""
 
 
-class OtherPod(NamedTuple):
-    """The facts kept about a pod that is not ours, or has no slice."""
-
-    node: str
-    amounts: Mapping[str, int] = {}
-    """Requested units of each extended resource whose units are slices."""
-    cards: tuple[HamiAllocation, ...] = ()
-    """Its parts of cards that HAMi shares."""
-    kai: int = 0
-    """Number of GPUs of which KAI gave it a part."""
-    reserves: bool = False
-    """It reserves a GPU that KAI shares. Where KAI manages all GPUs, its users count instead of this pod."""
-    lost: int = 0
-    """Number of slices that it holds under ids that no longer exist."""
-    cpu_memory: HostAmount = NOTHING
-    """Its CPU and memory requests."""
-
-    @property
-    def has_devices(self) -> bool:
-        """Whether it takes devices from us."""
-        return bool(self.amounts or self.cards or self.kai or self.lost)
-
-
 def read_node(node: Object) -> NodeSeen:
     """Parse a Node, also one without GPUs, where the scheduler may have placed a replica."""
     status = node.get("status", {})
@@ -218,38 +114,6 @@ def read_node(node: Object) -> NodeSeen:
         sys.intern(str(info.get("kubeletVersion", ""))),
         sys.intern(str(info.get("containerRuntimeVersion", ""))),
         read_annotated_limit(node["metadata"]),
-    )
-
-
-def read_other_pod(pod: Object) -> OtherPod | None:
-    """Parse a pod; None if it holds nothing. A placeholder pod for a replica (`autoscaler.providers`) is ignored.
-    Devices of containers are summed; of init containers, which run one after the other, the maximum counts.
-    """
-    spec = pod["spec"]
-    node = spec.get("nodeName")
-    if not node or PLACE in (pod.get("metadata", {}).get("labels") or {}):
-        return None
-    first: list[Object] = spec.get("initContainers") or []
-    stay = Counter[str]()
-    for one in (*spec["containers"], *(one for one in first if one.get("restartPolicy") == "Always")):
-        stay.update(_asked(one))
-    most = reduce(or_, map(_asked, first), stay)
-    metadata = pod.get("metadata", {})
-    notes: dict[str, str] = metadata.get("annotations") or {}
-    cards, kai, cpu_memory = (
-        slicers.parse_hami_allocations(notes),
-        count_kai_gpus(notes),
-        sum_pod_requests(spec),
-    )
-    reserves = metadata.get("namespace") == KAI_RESERVES
-    found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, cpu_memory=cpu_memory)
-    return found if found.has_devices or any(cpu_memory) else None
-
-
-def _asked(container: Object) -> Counter[str]:
-    limits = container.get("resources", {}).get("limits") or {}
-    return +Counter(
-        {name: nvidia_gpus.parse_number(many) for name, many in limits.items() if slicers.is_counted_resource(name)}
     )
 
 
@@ -384,43 +248,3 @@ def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tupl
     ), lost
 
 
-_log = logging.getLogger("pilotlight.autoscaler.inventory")
-
-CHOICE = "nvidia.com/device-plugin.config"
-"""Node label: the key of its configuration."""
-DEFAULT = "default"
-
-
-Configs = Mapping[str, Mapping[str, Any]]
-"""Key -> configuration, parsed."""
-
-
-def read_plugin_configs(config_map: Object) -> Configs:
-    """Parse all keys; one that is not a configuration is logged and left out."""
-    found = dict[str, Mapping[str, Any]]()
-    for key, text in (config_map.get("data") or {}).items():
-        try:
-            found[key] = _config(text)
-        except YamlError as error:
-            name = config_map["metadata"]["name"]
-            _log.warning("event=plugin_config_invalid config_map=%s key=%s error=%s", name, key, error)
-    return found
-
-
-def _config(text: str) -> Mapping[str, Any]:
-    parsed = read_yaml(text)
-    if len(parsed) != 1 or not isinstance(parsed[0], dict):
-        raise YamlError("expected one mapping")
-    return parsed[0]
-
-
-def select_plugin_config(labels: Mapping[str, str], there: Mapping[ConfigMapLocation, Configs]) -> Mapping[str, Any]:
-    """Return the configuration of the plug-in on a node with these labels; empty if unknown."""
-    for place in PLACES:
-        configs = there.get(place)
-        if configs is not None:
-            single = DEFAULT if DEFAULT in configs or len(configs) != 1 else next(iter(configs))
-            key = labels.get(CHOICE) or ("" if place.by_label_only else single)
-            if key in configs:
-                return configs[key]
-    return {}

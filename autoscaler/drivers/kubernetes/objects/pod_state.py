@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.objects.node_slices import sum_pod_requests
 from autoscaler.drivers.kubernetes.objects.pod_manifest import ENGINE, format_pod_name
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED
+from autoscaler.queries.pod_requests import sum_pod_requests
 from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.spec.pod import OURS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler.drivers import probes
+from autoscaler import text
 from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen, StartTiming
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import PodRef, Replica
@@ -67,7 +67,7 @@ def build_observation(
     return ReplicaSeen(
         id=pod.replica, model=pod.model, spec_hash=pod.spec_hash, intent=pod.intent, slices=pod.slices,
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
-        address=probes.format_engine_address(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
+        address=text.format_engine_address(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
         waits=waits, host_request=pod.cpu_memory, weights=pod.weights, proof=proof,
         actual=previous.actual if previous is not None and is_about_pod(previous, pod) else (),

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
@@ -130,7 +130,7 @@ class KueueRig(ServerRig):
     async def _taken(self, name: str) -> None:
         path = f"/api/v1/namespaces/{self._name}/pods"
         found = await self._api.get(f"{path}/{name}")
-        assert nodes.read_other_pod(found) is None, "it gives way"
+        assert other_pods.read_other_pod(found) is None, "it gives way"
         one = objects.read_place(found)
         assert one is not None
         marks = objects.place_to_lease(one, None, "serving").marks

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects.node_slices import CHOICE, RESLICED
+from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED
 from autoscaler.kubernetes.api import MERGE, Api, ApiError
-from autoscaler.kubernetes.constants import PLACES
+from autoscaler.kubernetes.device_plugin_config import CHOICE, PLACES
 from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import Bytes

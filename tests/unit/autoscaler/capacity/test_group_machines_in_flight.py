@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.group_machines_in_flight import GROW_S, adopt_group, read_group_limits, update_growth
+from autoscaler.capacity.attachable_nodes import read_group_limits
+from autoscaler.capacity.group_machines_in_flight import GROW_S, adopt_group, update_growth
 from autoscaler.planner.plan import plan
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, StartReplica

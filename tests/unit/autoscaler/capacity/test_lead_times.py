@@ -10,19 +10,17 @@ from hypothesis import strategies as st
 
 from autoscaler.capacity.lead_times import (
     COUNTED_MAX,
-    GAPS_MIN,
-    KEPT_S,
     NO_LEARNT,
     P95_RATIO,
     WAIT_WORTH,
     estimate_lead_time,
-    keep_s,
     record_delivery,
     record_failed_delivery,
     record_release,
     record_reorder,
     record_reuse,
 )
+from autoscaler.provisioning.release import GAPS_MIN, KEPT_S, keep_s
 from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats
 from tests.support.builders.capacity import cloud, offer
 

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from autoscaler.documents import document_rules
-from autoscaler.documents.parse import DocumentError, parse_documents, read_document
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents, read_document
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
 from pilotlight.processes.cluster_documents import decode_custom_resource, decode_kubeai_model

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
-from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.document_types import DocumentError, Documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.documents.partial_decoding import read_known_keys
+from autoscaler.documents.render import to_yaml
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact_name import IMAGE_WANTED
 from autoscaler.spec.model import EngineTls

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.document_types import DocumentError, Documents
+from autoscaler.documents.parse import parse_documents
+from autoscaler.documents.render import to_yaml
 from autoscaler.documents.variable_and_file_references import VALUES_CHARS_MAX
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"

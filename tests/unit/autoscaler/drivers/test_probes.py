@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler import text
 from autoscaler.drivers import probes
 from autoscaler.drivers.local.ports import (
     HOST,
@@ -92,7 +93,7 @@ async def test_engine_with_ipv6_address_is_probed_over_ipv6() -> None:
 def test_gateway_parses_an_engine_address_with_its_port_and_tls_name(
     host: str, tls_name: str | None, name: str | None
 ) -> None:
-    parsed = parse_address(probes.format_engine_address(host, 80, tls_name))
+    parsed = parse_address(text.format_engine_address(host, 80, tls_name))
     assert parsed[:3] == (host, 80, host if name == "HOST" else name)
 
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import DeviceReport, NodeReport
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import LIVE
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.fold.fold import Observation, fold
@@ -28,6 +27,7 @@ from autoscaler.state.actions import (
     StartReplica,
 )
 from autoscaler.state.events import CordonsSeen, ModelStopped, ModelWoken, NodeReported
+from autoscaler.state.lifecycle import LIVE
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Cordon, CordonTarget, History, SliceId, World
 from tests.support.builders.worlds import (

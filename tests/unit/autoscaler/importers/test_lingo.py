@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from autoscaler.documents.parse import DocumentError
+from autoscaler.documents.document_types import DocumentError
 from autoscaler.importers import lingo
 
 EMBED = """

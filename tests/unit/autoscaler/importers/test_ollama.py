@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.importers import ollama
 from autoscaler.importers.ollama import Instruction, parse_modelfile
 from autoscaler.importers.result import ConversionResult, to_yaml

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.importers import ollama_operator
 from autoscaler.importers.result import ConversionResult, to_yaml
 from tests.support.builders.converted_documents import spec_of

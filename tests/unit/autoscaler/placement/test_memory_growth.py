@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.parse import DocumentError
+from autoscaler.documents.document_types import DocumentError
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.engines import LaunchCommand, build_launch_command

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.parse import Documents
+from autoscaler.documents.document_types import Documents
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.what_if import Answer, AssumedDemand, simulate_world, what_if
 from autoscaler.provisioning.release import WITHDRAW_S

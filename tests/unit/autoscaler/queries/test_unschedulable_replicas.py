@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Report
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
-from autoscaler.drivers.kubernetes.objects.node_slices import OtherPod
+from autoscaler.drivers.kubernetes.objects import other_pods
+from autoscaler.drivers.kubernetes.objects.other_pods import OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_observations import build_podless_observation
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
@@ -91,7 +92,7 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
     ids=["all containers", "what runs first has more", "sidecars", "none", "nowhere yet", "no report"],
 )
 def test_foreign_pod_is_recorded_only_with_a_node_and_a_gpu_count(found: Any, gpus: int | None) -> None:
-    assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
+    assert other_pods.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
 
 
 def test_foreign_pods_occupy_spare_gpus_of_a_node_before_its_slices() -> None:

@@ -16,8 +16,10 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.documents.document_rules import ADAPTED_NAMES_MAX, ADAPTED_NAMES_WANTED, ADAPTERS_MAX
-from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.document_types import DocumentError, Documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.documents.partial_decoding import read_known_keys
+from autoscaler.documents.render import to_yaml
 from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.programs.xllamacpp_server import parse_flags

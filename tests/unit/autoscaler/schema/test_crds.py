@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from autoscaler.documents.document_rules import KEYS
-from autoscaler.documents.parse import ModelDocument
+from autoscaler.documents.document_types import ModelDocument
 from autoscaler.kubernetes.resources.model_status import LearnedStatus
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
-from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import other_pods
+from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, NodeSeen
+from autoscaler.drivers.kubernetes.objects.other_pods import OtherPod
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS, list_closed_slices
@@ -43,7 +45,7 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     containers: list[Any] = [{"name": "a", "resources": {"limits": {"cpu": "2", **limits}}}]
     metadata = {name.replace("_", "-"): fields for name, fields in annotations.items()}
     spec = {"nodeName": NODE, "containers": containers}
-    found = nodes.read_other_pod(
+    found = other_pods.read_other_pod(
         {"metadata": {"annotations": {f"hami.io/{key}": v for key, v in metadata.items()}}, "spec": spec}
     )
     assert found is not None
@@ -79,7 +81,7 @@ def test_foreign_pod_uses_up_only_the_resource_it_requests(
 
 def test_pod_without_device_limits_does_not_count_as_device_usage() -> None:
     spec = {"nodeName": NODE, "containers": [{"resources": {"limits": {"example.com/nic": "1", "memory": "1Gi"}}}]}
-    assert nodes.read_other_pod({"metadata": {}, "spec": spec}) is None
+    assert other_pods.read_other_pod({"metadata": {}, "spec": spec}) is None
 
 
 # --- cards that HAMi shares -------------------------------------------------------------------------------------------

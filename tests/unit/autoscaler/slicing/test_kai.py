@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import Volcano
@@ -54,10 +55,10 @@ def test_gpus_of_one_node_under_kai_are_one_tenant_isolation_domain() -> None:
     assert domain_of(one) == domain_of(other) == (NodeId(NODE), None)
 
 
-def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> nodes.OtherPod:
+def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> other_pods.OtherPod:
     notes = {name.replace("_", "-"): value for name, value in annotations.items()}
     limits = {GPU: str(gpus)} if gpus else {}
-    found = nodes.read_other_pod({
+    found = other_pods.read_other_pod({
         "metadata": {"name": "p", "namespace": namespace, "annotations": notes},
         "spec": {"nodeName": NODE, "containers": [{"name": "a", "resources": {"limits": limits}}]},
     })  # fmt: skip

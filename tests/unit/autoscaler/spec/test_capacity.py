@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.spec.capacity import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
 from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.pod import API_VERSION

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.documents import document_rules
-from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.document_types import DocumentError, Documents
+from autoscaler.documents.parse import parse_documents
+from autoscaler.documents.render import to_yaml
 from autoscaler.engines import EngineError
 from autoscaler.slicing.slicer_protocol import SliceShare
 from autoscaler.slicing.slicers import (

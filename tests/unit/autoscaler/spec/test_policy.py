@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from autoscaler.contract import PolicyCheck, PolicyEntry
-from autoscaler.documents.parse import DocumentError, parse_documents, read_document, to_yaml
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents, read_document
 from autoscaler.documents.partial_decoding import read_known_keys
+from autoscaler.documents.render import to_yaml
 from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.policy import MEMBERS_MAX

@@ -8,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
-from autoscaler.drivers.kubernetes.objects.node_slices import Hosts, sum_pod_requests
+from autoscaler.drivers.kubernetes.objects import other_pods
+from autoscaler.drivers.kubernetes.objects.other_pods import Hosts
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.learning.training import build_training_input
 from autoscaler.planner.plan import plan
+from autoscaler.queries.pod_requests import sum_pod_requests
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import PLACE, Resources
 from autoscaler.spec.quantity import read_milli
@@ -62,13 +64,13 @@ def test_kubernetes_quantity_in_any_notation_is_rounded_up_to_milli_units(text: 
 
 
 def test_foreign_pod_without_a_node_or_requests_is_not_recorded() -> None:
-    found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
+    found = other_pods.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
     assert (found.node, found.cpu_memory, found.has_devices) == ("n1", HostAmount(2000, GI), False)
-    assert nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
-    assert nodes.read_other_pod({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
+    assert other_pods.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
+    assert other_pods.read_other_pod({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
     keeps = {"metadata": {"labels": {PLACE: "lease"}}, "spec": {"nodeName": "n1", "containers": [has("2")]}}
-    assert nodes.read_other_pod(keeps) is None, "it gives way to a Replica"
+    assert other_pods.read_other_pod(keeps) is None, "it gives way to a Replica"
 
 
 def test_cpu_and_memory_of_a_node_are_read_from_its_allocatable() -> None:

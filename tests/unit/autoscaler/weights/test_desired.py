@@ -22,7 +22,7 @@ from autoscaler.agent_contract import (
 )
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.engines import EngineError
-from autoscaler.explain.model import describe_weights, weights_state
+from autoscaler.explain.weights import describe_weights, weights_state
 from autoscaler.fold.fold import fold
 from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel

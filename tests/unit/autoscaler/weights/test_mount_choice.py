@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.spec.settings import Settings, Signatures, Weights
 from autoscaler.state.world import ClusterFacts
 from autoscaler.weights import mount_choice

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from artifacts.signatures import trust_root
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Signatures
 from pilotlight.models import registry_access

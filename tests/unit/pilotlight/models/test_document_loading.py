@@ -10,7 +10,9 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import check_name
-from autoscaler.documents.parse import Documents, parse_documents, to_yaml
+from autoscaler.documents.document_types import Documents
+from autoscaler.documents.parse import parse_documents
+from autoscaler.documents.render import to_yaml
 from autoscaler.engines import EngineError
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.contract import GatewayId, ModelName, Report
 from autoscaler.documents.document_quarantine import PART
-from autoscaler.documents.parse import Documents
+from autoscaler.documents.document_types import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.routing import routes
 from autoscaler.spec.model import Model, ModelSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.documents.parse import Documents
+from autoscaler.documents.document_types import Documents
 from autoscaler.drivers.local.state_directory import replace_file
 from loadtest import tiny_gguf
 from pilotlight.models.document_loading import gather_documents, load_files

@@ -17,7 +17,7 @@ import yaml
 from autoscaler.drivers.kubernetes.adoption.annotations import KNOWN
 from autoscaler.importers.kubeai.models import API_VERSION as KUBEAI
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.constants import PLACES
+from autoscaler.kubernetes.device_plugin_config import PLACES
 from autoscaler.kubernetes.rbac import list_required_rights
 from autoscaler.slicing.slicers import ANNOTATIONS, CHOICES
 from autoscaler.spec.capacity import KINDS as PROVIDERS

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import yaml
 
 from autoscaler.drivers.kubernetes.inventory.mig_manager import ANNOTATION, FILE
-from autoscaler.drivers.kubernetes.objects.node_slices import read_other_pod
+from autoscaler.drivers.kubernetes.objects.other_pods import read_other_pod
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched

@@ -16,7 +16,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.kubeai.config import CHART
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml

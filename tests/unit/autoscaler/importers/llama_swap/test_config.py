@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.engines.programs import xllamacpp_server
 from autoscaler.importers.decode import simplify_name
 from autoscaler.importers.llama_swap import config

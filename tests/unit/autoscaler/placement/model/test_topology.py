@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.explain.model import explain_model

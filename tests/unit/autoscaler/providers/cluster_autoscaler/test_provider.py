@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects import node_slices
+from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_name
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.karpenter.nodeclaim import WRITER
@@ -197,7 +197,7 @@ async def test_order_stays_delivered_when_a_replica_preempts_its_placeholder() -
     await provider.acquire(made)
     await asyncio.sleep(NODE_S + 20.0)
     bound = server.objects[f"{PODS}/{made.id.name}"]
-    assert node_slices.read_other_pod(bound) is None, "what it has is free for Replicas"
+    assert other_pods.read_other_pod(bound) is None, "what it has is free for Replicas"
     await server.delete(f"{PODS}/{made.id.name}")  # the scheduler preempts it
     assert (await one(provider)).phase == "here"
 

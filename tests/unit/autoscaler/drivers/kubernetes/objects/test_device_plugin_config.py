@@ -11,11 +11,14 @@ from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared_devices
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
-from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
+from autoscaler.drivers.kubernetes.objects.other_pods import OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_observations import build_podless_observation
 from autoscaler.fold.fold import fold
-from autoscaler.kubernetes.constants import PLACES
+from autoscaler.kubernetes import device_plugin_config
+from autoscaler.kubernetes.device_plugin_config import PLACES
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import ILL, OTHERS, list_unhealthy_slices
 from autoscaler.slicing import slicers
@@ -65,13 +68,13 @@ def config_map(**data: str) -> dict[str, Any]:
 def slices(
     entries: str = SLICED, configured: dict[str, Any] | None = None, node: NodeSeen | None = None
 ) -> list[Slice]:
-    there = {} if configured is None else {PLACES[0]: nodes.read_plugin_configs(configured)}
+    there = {} if configured is None else {PLACES[0]: device_plugin_config.read_plugin_configs(configured)}
     declared_nodes = settings_of(entries).nodes if entries else ()
     return list(
         nodes.build_slices(
             [g4dn() if node is None else node],
             declared_nodes,
-            lambda labels: nodes.select_plugin_config(labels, there),
+            lambda labels: device_plugin_config.select_plugin_config(labels, there),
         )
     )
 
@@ -177,7 +180,7 @@ def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
 def test_pod_of_another_owner_takes_one_share_of_a_time_sliced_gpu() -> None:
     on, node = slices(), g4dn()
     limits = {"nvidia.com/gpu": "1"}
-    foreign = nodes.read_other_pod(
+    foreign = other_pods.read_other_pod(
         {"spec": {"nodeName": "n", "containers": [{"name": "a", "resources": {"limits": limits}}]}}
     )
     assert foreign == OtherPod("n", {"nvidia.com/gpu": 1})
@@ -196,7 +199,7 @@ def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
     assert pod_fields is not None
     assert pod_fields.limits == {"nvidia.com/gpu.shared": "1"}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}
-    foreign = nodes.read_other_pod({"spec": {"nodeName": "n", "containers": [container]}})
+    foreign = other_pods.read_other_pod({"spec": {"nodeName": "n", "containers": [container]}})
     assert foreign == OtherPod("n", {"nvidia.com/gpu.shared": 1})
     assert nodes.count_taken_slices([node], on, [foreign]) == {"n nvidia.com/gpu.shared": 1}
 
@@ -221,21 +224,21 @@ def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
 def test_device_plugin_config_key_of_a_node_determines_gpu_sharing(
     label: str, data: dict[str, str], shares: int
 ) -> None:
-    labels = {nodes.CHOICE: label} if label else {}
+    labels = {device_plugin_config.CHOICE: label} if label else {}
     found = slices(DEVICE, config_map(**data), g4dn(**labels))
     assert (len(found), bool(found[0].closed)) == (shares, shares == 1)
 
 
 def test_gpu_operator_config_applies_only_when_named_by_a_label() -> None:
     """For nodes without the label, the ClusterPolicy names the key."""
-    configs = {PLACES[1]: nodes.read_plugin_configs(config_map(any=CONFIG))}
-    assert nodes.select_plugin_config({}, configs) == {}
-    assert nodes.select_plugin_config({nodes.CHOICE: "any"}, configs)["version"] == "v1"
+    configs = {PLACES[1]: device_plugin_config.read_plugin_configs(config_map(any=CONFIG))}
+    assert device_plugin_config.select_plugin_config({}, configs) == {}
+    assert device_plugin_config.select_plugin_config({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
 
 
 def test_invalid_plugin_config_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert nodes.read_plugin_configs(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
+        assert device_plugin_config.read_plugin_configs(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
     assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
 
 

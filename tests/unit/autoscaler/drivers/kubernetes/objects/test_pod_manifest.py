@@ -9,7 +9,8 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.documents.parse import DocumentError, parse_documents
+from autoscaler.documents.document_types import DocumentError
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects import pod_state
