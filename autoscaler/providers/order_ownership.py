@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from autoscaler.contract import ModelName
 from autoscaler.exception_handling import reraise_memory_error
-from autoscaler.providers.karpenter.nodeclaim import OWNER
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
+from autoscaler.providers.order_annotations import OWNER
 
 _log = logging.getLogger("pilotlight.autoscaler.providers")
 

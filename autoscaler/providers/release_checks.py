@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from autoscaler.providers.karpenter import nodeclaim
+from autoscaler.providers import order_annotations
 from autoscaler.providers.kube import ENDED, Object, Server
 from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 
@@ -84,7 +84,7 @@ def is_live_engine_pod(pod: Object) -> bool:
     """Whether the pod is an engine's and has not terminated."""
     labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
     ended = pod.get("status", {}).get("phase") in ENDED
-    return not ended and labels.get(MANAGED_BY) == nodeclaim.WRITER and f"{OURS}intent" in labels
+    return not ended and labels.get(MANAGED_BY) == order_annotations.WRITER and f"{OURS}intent" in labels
 
 
 def _has_device(spec: Object) -> bool:

@@ -22,9 +22,9 @@ from autoscaler.providers.future_nodes import (
     infer_node_shape,
     resolve_node_requirements,
 )
-from autoscaler.providers.karpenter.nodeclaim import PROVIDER
 from autoscaler.providers.karpenter.provider import NODES, PODS
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
+from autoscaler.providers.order_annotations import PROVIDER
 from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod

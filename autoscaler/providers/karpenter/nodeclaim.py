@@ -11,20 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import msgspec
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName
 from autoscaler.providers.karpenter.nodepool import GROUP, NodePool, Variant, build_requirements
 from autoscaler.providers.kube import Object
-from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
-from autoscaler.spec.quantity import whole_number
-from autoscaler.state.capacity import AcquireOrder, Listed, Offer
+from autoscaler.providers.order_annotations import PROVIDER, WRITER, build_lease_annotations, read_lease_annotations
+from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY
+from autoscaler.state.capacity import AcquireOrder, Listed
 from autoscaler.text import unix_seconds
 
-PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
-"""PROVIDER is a label, which selects a provider's objects; the others are annotations."""
-WRITER = "pilotlight"
 REGISTERED_S_MAX = 600.0
 """A registered node that reports no GPU for this many seconds has failed; Karpenter itself waits forever."""
 UNREGISTERED = "ResourceNotRegistered"
@@ -71,33 +66,6 @@ def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, reque
         },
         "spec": spec,
     }
-
-
-def build_lease_annotations(order: AcquireOrder) -> dict[str, str]:
-    """Annotations of an order's objects, from which any leader can restore the order."""
-    return {
-        OWNER: order.owner, EPOCH: str(order.epoch), DEVICES: str(order.devices),
-        OFFER: msgspec.json.encode(order.offer).decode(),
-    }  # fmt: skip
-
-
-def is_from_provider(found: Object, provider: str) -> bool:
-    """Whether the object was created for an order to that provider."""
-    labels: Mapping[str, str] = found["metadata"].get("labels") or {}
-    return labels.get(MANAGED_BY) == WRITER and labels.get(PROVIDER) == provider
-
-
-def read_lease_annotations(found: Object, provider: str) -> Listed:
-    """Read an order from an object's annotations. Invalid values become defaults."""
-    said: Mapping[str, str] = found["metadata"].get("annotations") or {}
-    try:
-        offer = msgspec.json.decode(said.get(OFFER, ""), type=Offer)
-    except (msgspec.DecodeError, RecursionError):
-        offer = Offer(provider=provider, name="", product="", memory_bytes=0)
-    return Listed(
-        name=found["metadata"]["name"], offer=offer, devices=max(1, whole_number(said.get(DEVICES)) or 0),
-        owner=ModelName(said.get(OWNER, "")), epoch=whole_number(said.get(EPOCH)) or 0,
-    )  # fmt: skip
 
 
 def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from autoscaler.exception_handling import reraise_memory_error
+from autoscaler.providers import order_annotations
 from autoscaler.providers.future_nodes import EXPECTED_S, OfferTerms, build_offer, resolve_node_requirements
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
@@ -158,12 +159,12 @@ class KarpenterNodes:
         return tuple(nodeclaim.read_lease(one, self._name, unix_s, now_s, expire_after) for one in claims)
 
     async def _ours(self, version: str) -> tuple[Object, ...]:
-        selector = f"{nodeclaim.PROVIDER}={self._name}"
+        selector = f"{order_annotations.PROVIDER}={self._name}"
         found = await self._server.items(nodeclaim.nodeclaim_path(version), labelSelector=selector)
         return tuple(one for one in found if self._is_ours(one))
 
     def _is_ours(self, claim: Object) -> bool:
-        return nodeclaim.is_from_provider(claim, self._name) and is_own_order(self._server, claim)
+        return order_annotations.is_from_provider(claim, self._name) and is_own_order(self._server, claim)
 
     async def _unguard(self, version: str, listed: Listed) -> None:
         """Remove the disruption annotation once a replica runs on the node; its pod has its own when needed.

@@ -14,7 +14,7 @@ import msgspec
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.kube import ENDED, SAID_MAX, Object
-from autoscaler.providers.provisioning_request.objects import (
+from autoscaler.providers.order_annotations import (
     DEVICES,
     EPOCH,
     LEASE,
@@ -22,10 +22,10 @@ from autoscaler.providers.provisioning_request.objects import (
     OWNER,
     PROVIDER,
     WRITER,
-    Phase,
     provider_label_value,
     read_offer,
 )
+from autoscaler.providers.provisioning_request.objects import Phase
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS, PLACE, QUEUE
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.capacity import NO_MARKS, AcquireOrder, Listed, Marks, Offer

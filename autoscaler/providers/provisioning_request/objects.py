@@ -15,7 +15,19 @@ import msgspec
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.kube import SAID_MAX, Object
-from autoscaler.spec.pod import GPU, MANAGED_BY, OURS
+from autoscaler.providers.order_annotations import (
+    DEVICES,
+    EPOCH,
+    LEASE,
+    NODE,
+    OFFER,
+    OWNER,
+    PROVIDER,
+    WRITER,
+    provider_label_value,
+    read_offer,
+)
+from autoscaler.spec.pod import GPU, MANAGED_BY
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.capacity import AcquireOrder, Listed, Marks, Offer
 from autoscaler.state.world import NodeId
@@ -31,17 +43,10 @@ VALID_S: Final = 3600
 """Cluster Autoscaler retries for this many seconds; Pilotlight gives up sooner (`DUE_S` in `capacity.lead_times`)."""
 CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
 """Annotations of the pods that a booking is for."""
-LEASE: Final = OURS + "capacity"
-"""Label: the provider's name, shortened to a valid label value."""
-OFFER, DEVICES, OWNER, EPOCH, NODE, PROVIDER = (
-    OURS + word for word in ("offer", "devices", "owner", "epoch", "node", "provider")
-)
-WRITER: Final = "pilotlight"
 CONSUMED: Final = "CapacityBookingConsumed"
 Phase = Literal["coming", "here", "leaving", "failed"]
 _QUOTA = re.compile(r"quota", re.IGNORECASE)
 _REQUEST_LABEL = re.compile(r"provisioning-request")
-_UNLABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class RequestCondition(NamedTuple):
@@ -90,11 +95,6 @@ class Booking(NamedTuple):
     def holds(self, kind: str) -> bool:
         """Whether a condition is true."""
         return kind in self.conditions and self.conditions[kind].holds
-
-
-def provider_label_value(provider: str) -> str:
-    """Return a provider's name as a label value."""
-    return _UNLABEL.sub("-", provider)[:63].strip("._-")
 
 
 # --- manifests --------------------------------------------------------------------------------------------------------
@@ -172,14 +172,6 @@ def read_node(found: Object) -> CandidateNode:
         NodeId(metadata["name"]), metadata.get("labels") or {}, unix_seconds(metadata["creationTimestamp"]),
         whole_number(str(has.get(GPU, "0"))) or 0,
     )  # fmt: skip
-
-
-def read_offer(notes: Mapping[str, str]) -> Offer | None:
-    """Read the offer from annotations; None if it is missing or invalid."""
-    try:
-        return msgspec.json.decode(notes.get(OFFER, ""), type=Offer)
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def _condition(said: Object) -> RequestCondition:

@@ -14,6 +14,7 @@ from typing import Final
 
 from autoscaler.contract import ModelName
 from autoscaler.exception_handling import reraise_memory_error
+from autoscaler.providers import order_annotations
 from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.order_ownership import is_own_order, label_orders
@@ -131,7 +132,7 @@ class ProvisioningProvider:
 
     async def _all(self) -> Sequence[Object]:
         """Requests of all providers, since a node belongs to only one request."""
-        return await self._server.items(self._requests, labelSelector=objects.LEASE)
+        return await self._server.items(self._requests, labelSelector=order_annotations.LEASE)
 
     async def _label(self, path: str, found: Sequence[Object]) -> None:
         own = [one for one in found if self._read(one).provider == self._named.name]
@@ -191,7 +192,7 @@ class ProvisioningProvider:
 
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
         """Failed orders: PodTemplates that still have no request after HALF_S."""
-        there = await self._server.items(self._templates, labelSelector=objects.LEASE)
+        there = await self._server.items(self._templates, labelSelector=order_annotations.LEASE)
         await self._label(self._templates, there)
         alone = [one for one in map(self._read, there) if one.provider == self._named.name]
         old_s = self._server.unix_s() - HALF_S
@@ -215,7 +216,7 @@ class ProvisioningProvider:
         if all(one.node or not one.holds("Provisioned") for one in mine):
             return {}
         path = f"/api/v1/namespaces/{self._namespace}/pods"
-        there = await self._server.items(path, labelSelector=f"{MANAGED_BY}={objects.WRITER}")
+        there = await self._server.items(path, labelSelector=f"{MANAGED_BY}={order_annotations.WRITER}")
         ours = [one for one in there if self._server.owner.owns(one)]
         said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName", "")) for one in ours)
         return {notes[objects.CONSUMES[0]]: node for notes, node in said if node and objects.CONSUMES[0] in notes}
@@ -225,7 +226,7 @@ class ProvisioningProvider:
         for one in mine:
             node = found.get(one.name)
             if node is not None and node != one.node:
-                note = {"metadata": {"resourceVersion": one.version, "annotations": {objects.NODE: node}}}
+                note = {"metadata": {"resourceVersion": one.version, "annotations": {order_annotations.NODE: node}}}
                 try:
                     await self._server.patch(f"{self._requests}/{one.name}", note)
                 except Exception as error:  # noqa: BLE001  the next list retries

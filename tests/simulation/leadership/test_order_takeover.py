@@ -16,7 +16,7 @@ from autoscaler.contract import ModelName
 from autoscaler.kubernetes import leader_election
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import build_pods
 from autoscaler.providers.future_nodes import NodeRequirements
-from autoscaler.providers.karpenter.nodeclaim import OWNER
+from autoscaler.providers.order_annotations import OWNER
 from autoscaler.spec.capacity import ClusterAutoscaler, ProviderSettings
 from autoscaler.spec.installation_ownership import CLAIM_S, INSTALLATION, installation_id, installation_title
 from autoscaler.spec.settings import Settings

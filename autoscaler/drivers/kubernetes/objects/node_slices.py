@@ -246,5 +246,3 @@ def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tupl
     return tuple(
         replace(one, closed=RESLICED) if one.device in shut and not one.closed else one for one in slices
     ), lost
-
-

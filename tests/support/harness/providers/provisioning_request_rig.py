@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from autoscaler.contract import ModelName
+from autoscaler.providers import order_annotations
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request import objects
@@ -125,7 +126,7 @@ class ProvisioningRig:
 
     def use(self, name: str) -> None:
         """See Rig."""
-        node = next(one["metadata"]["annotations"][objects.NODE] for at, one in self.server.objects.items()
+        node = next(one["metadata"]["annotations"][order_annotations.NODE] for at, one in self.server.objects.items()
                     if at == f"{REQUESTS}/{name}")  # fmt: skip
         self.bind(name, node, gpus="1")
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_name
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
-from autoscaler.providers.karpenter.nodeclaim import WRITER
 from autoscaler.providers.karpenter.provider import NODES
+from autoscaler.providers.order_annotations import WRITER
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.installation_ownership import INSTALLATION

@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.providers import order_annotations
 from autoscaler.providers.kube import Object
 from autoscaler.providers.kueue import objects as placeholder_pod
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX
 from autoscaler.spec.capacity import Kueue, ProviderSettings
 from autoscaler.spec.pod import GPU
@@ -307,8 +307,8 @@ async def test_kueue_order_for_a_deleted_model_is_rejected(rig: KueueRig) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"metadata": {"annotations": {objects.OFFER: "<html>"}}}, "the annotations of its pod are invalid"),
-        ({"metadata": {"annotations": {objects.EPOCH: None}}}, "the annotations of its pod are invalid"),
+        ({"metadata": {"annotations": {order_annotations.OFFER: "<html>"}}}, "the annotations of its pod are invalid"),
+        ({"metadata": {"annotations": {order_annotations.EPOCH: None}}}, "the annotations of its pod are invalid"),
         ({"status": {"phase": "Failed"}}, "its placeholder pod has terminated"),
     ],
 )

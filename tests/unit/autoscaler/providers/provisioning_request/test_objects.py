@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ModelName
+from autoscaler.providers import order_annotations
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import (
     ATOMIC,
@@ -126,5 +127,5 @@ def test_order_ends_after_the_offer_duration_or_at_revocation() -> None:
 
 
 def test_invalid_or_long_provider_name_becomes_a_valid_label_value() -> None:
-    assert objects.provider_label_value("team/queue:1") == "team-queue-1"
-    assert len(objects.provider_label_value("q" * 253)) == 63
+    assert order_annotations.provider_label_value("team/queue:1") == "team-queue-1"
+    assert len(order_annotations.provider_label_value("q" * 253)) == 63

@@ -11,10 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.providers import order_annotations
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
-from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE, OFFER
+from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, HALF_S, WAIT_MAX
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import GPU
@@ -330,7 +331,7 @@ async def test_provisioning_order_for_a_deleted_model_is_rejected(rig: Provision
 @run_in(ProvisioningRig)
 async def test_order_with_malformed_annotations_has_failed(rig: ProvisioningRig) -> None:
     provider, name = await ordered(rig)
-    rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][objects.OFFER] = "<html>"
+    rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][order_annotations.OFFER] = "<html>"
     shown = await only(provider)
     assert (shown.phase, shown.says) == ("failed", "the annotations of its ProvisioningRequest are invalid")
 
@@ -479,7 +480,7 @@ def test_failed_capacity_in_use_is_kept_until_its_pod_is_gone(class_name: str, s
         ends_s = (await only(provider)).ends_s
         rig.use(name)
         if spoilt:
-            rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][OFFER] = "<html>"
+            rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][order_annotations.OFFER] = "<html>"
         else:
             rig.server.change(f"/api/v1/nodes/node-{name}", {"status": {"allocatable": {GPU: "1"}}})
         shown = await only(provider)
