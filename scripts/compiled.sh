@@ -66,7 +66,7 @@ PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . 
   tests/unit/gateway/dispatch/test_slots.py \
   tests/unit/gateway/http/test_host_check.py \
   tests/unit/gateway/http/test_response_reader_walk.py \
-  tests/unit/gateway/http/test_sse_events.py \
+  tests/unit/gateway/http/test_sse_relay.py \
   tests/unit/gateway/memory/test_body_budget.py \
   tests/unit/gateway/memory/test_memory_sampler.py \
   tests/unit/gateway/request/test_api_routes.py \
@@ -77,5 +77,5 @@ PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . 
   tests/unit/gateway/request/test_multipart.py \
   tests/unit/gateway/test_telemetry.py \
   tests/unit/loadtest/report/test_report.py \
-  tests/unit/loadtest/test_answer.py \
+  tests/unit/loadtest/test_response_reader.py \
   tests/unit/pilotlight/cli/test_main.py

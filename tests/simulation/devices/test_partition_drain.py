@@ -11,7 +11,7 @@ from tests.simulation.environment.machine import Machine, Manners
 from tests.simulation.installations.installation import Town
 from tests.support.builders.resource_slices import cut_name, partitionable
 from tests.support.builders.slices import NODE
-from tests.unit.autoscaler.placement.test_whole_gpu_waits import there
+from tests.unit.autoscaler.placement.test_partitionable_gpus import there
 
 SERVE_S = 5.0
 MANNERS = Manners(start_s=(0.5, 0.5), serve_s=(SERVE_S, SERVE_S))

@@ -13,7 +13,7 @@ from autoscaler.state.world import History, Replica, Slice, World
 from tests.support.builders.resource_slices import cut_name, partitionable, partitionables
 from tests.support.builders.slices import NODE
 from tests.support.builders.worlds import T0, drain, folded, gateway, level, model, replace_fields, replica, use, world
-from tests.unit.autoscaler.placement.test_whole_gpu_waits import there
+from tests.unit.autoscaler.placement.test_partitionable_gpus import there
 
 A, B = cut_name("1g.10gb", 0), cut_name("3g.40gb", 4)
 LARGE = model("large", 70)

@@ -17,7 +17,7 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import ModelLoad, World
 from pilotlight.models.page_cache import Warming, list_parked_models, list_weight_files
 from tests.support.builders.worlds import T0, device, model, replica, world
-from tests.unit.pilotlight.models.test_weights import step as first
+from tests.unit.pilotlight.models.test_weights_fetch import step as first
 
 NAME = ModelName("m")
 

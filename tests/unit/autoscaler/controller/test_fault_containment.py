@@ -91,7 +91,7 @@ def test_multi_line_exception_is_described_in_one_printable_line() -> None:
     with pytest.raises(InjectedError) as caught:
         raise InjectedError("two\nlines \x1b[31m \ud800 " + "x" * 9999)
     message = describe_error(caught.value)
-    assert message.startswith("InjectedError in test_fault_attribution.py:")
+    assert message.startswith("InjectedError in test_fault_containment.py:")
     assert message.isascii()
     assert message.isprintable()
     assert len(message) < 500
