@@ -62,7 +62,7 @@ POINTS = (
     "autoscaler.routing.slots:_divide_model",
     "autoscaler.fold.replicas:apply_replica_observation",
     "autoscaler.demand.model_history:record_peak",
-    "autoscaler.routing.routes:model_entry",
+    "autoscaler.routing.catalogue:model_entry",
     "autoscaler.routing.routes:_state",
     *GATEWAY_POINTS,
     "tests.support.fakes.driver:FakeDriver.start",

@@ -578,7 +578,7 @@ def test_only_the_model_whose_parsing_raises_is_replaced_by_a_stand_in(monkeypat
 
 
 def test_model_that_cannot_be_rendered_is_written_as_its_original_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("b"))
+    fault = inject(monkeypatch, "autoscaler.documents.render:_model_document", concerns("b"))
     text = "---\n".join([model(), model("aliases: [also-b], slots: 7", name="b"), model(name="c"), tenant()])
     loaded = parse_documents([("a.yaml", text)], contain=True)
     assert [*loaded.undecoded] == ["b"]

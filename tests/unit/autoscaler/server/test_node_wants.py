@@ -113,7 +113,7 @@ CAROL = replace(ADA, name=ModelName("carol"), spec=replace(ADA.spec, artifact="o
 POINTS = (
     "autoscaler.weights.desired:build_weights_requests",
     "autoscaler.weights.image_prepull:build_placement_request",
-    "autoscaler.weights.desired:should_read_header",
+    "autoscaler.weights.inspection:should_read_header",
 )
 """Functions of each part of the wants: weights, images and inspections."""
 

@@ -340,7 +340,7 @@ def test_folder_file_without_a_usable_name_creates_no_model(folder: Path, capfd:
 def test_exception_for_one_model_file_omits_only_the_model_of_that_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("ada"))
+    inject(monkeypatch, "autoscaler.documents.render:_model_document", concerns("ada"))
     documents = gather_documents([folder / "models"], [], folder, contain=True)
     assert [model.name for model in documents.models] == ["bob"]
     assert f"{folder}/models/ada.gguf: left out: internal error (InjectedError" in capfd.readouterr().err
