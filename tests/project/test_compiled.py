@@ -22,6 +22,7 @@ STRUCTS = {
     "dispatch/effects",
     "http/json_structs",
     "limits",
+    "policy/external_check_addresses",
     "policy/external_checks",
 }
 """Modules of msgspec Structs."""
@@ -33,7 +34,7 @@ AWAITING = {
     "memory/process_memory",
     "ops",
     "server/tls_handshakes",
-    "upstream/check_client",
+    "upstream/external_check_client",
 }
 """Modules that wait for the autoscaler, people, files, handshakes and checks: none runs per request without checks."""
 
