@@ -1,4 +1,4 @@
-"""Where the weights of a Model are, for explain. Pure."""
+"""Finds the weights of a Model for explain: on which nodes they are, and how they get there. Pure."""
 
 from __future__ import annotations
 

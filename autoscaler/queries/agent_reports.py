@@ -1,4 +1,4 @@
-"""What node agents last reported about devices. Pure."""
+"""Reads the last reports of node agents about devices. Pure."""
 
 from __future__ import annotations
 
