@@ -83,7 +83,7 @@ def test_unpacked_files_have_the_archived_bytes_and_listed_digests(encoding: Enc
     assert (below / "empty").is_dir()
 
 
-def test_archive_with_dot_slash_paths_and_no_folder_entries_is_unpacked(below: Path) -> None:
+def test_dot_slash_archive_without_subfolder_entries_is_unpacked(below: Path) -> None:
     content = header(b"./", 0, b"5") + member(b"./a/b/model.gguf", b"x") + member(b"a/config.json", b"{}") + END
     lay(below, content)
     assert read_files(below) == {"a/b/model.gguf": b"x", "a/config.json": b"{}"}

@@ -205,7 +205,7 @@ def test_failed_inspection_does_not_delay_the_start() -> None:
         assert isinstance(start, StartReplica)
 
 
-def test_a_changed_spec_rolls_out_when_its_header_is_read() -> None:
+def test_changed_spec_rolls_out_only_after_its_artifact_header_is_read() -> None:
     before, after = model(artifact="oci://r.io/ada:0"), replace(model(), unread_s=T0)
     running = replica(before, "a1", state=S.READY)
     at = world([after], [device(), device("gpu1")], [running], gateways=[gateway(levels=[level("ada", 0, 1)])])

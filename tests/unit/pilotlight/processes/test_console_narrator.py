@@ -90,7 +90,7 @@ def test_provider_fault_is_printed_once_until_the_fault_changes(pipe: tuple[int,
     os.close(pipe[0])
 
 
-def test_stalled_reader_drops_lines_instead_of_blocking(pipe: tuple[int, int]) -> None:
+def test_narrator_drops_lines_instead_of_blocking_on_a_stalled_reader(pipe: tuple[int, int]) -> None:
     narrator = Narrator(pipe[1])
     for _ in range(3000):
         narrator.on_step(step(("ada", S.READY), reason="x" * 100))
