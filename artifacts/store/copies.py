@@ -21,7 +21,7 @@ import msgspec
 
 from artifacts.disk.durable_writes import FULL, Disk, describe_os_error, list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock, wait_for_lock
-from artifacts.store import deferred_sync
+from artifacts.store import unsynced_copies
 from artifacts.store.copy_record import ROOM_DIGITS, CopyKey, Record, digest_file_name
 from artifacts.store.layout import StoreError, StoreLayout, exclusive_disk_bytes
 from artifacts.store.victim_selection import Candidate
@@ -53,7 +53,7 @@ class CopyStore:
         except TimeoutError as error:
             raise StoreError(f"the store is busy: {error}") from None
         with lock:
-            deferred_sync.recover_after_reboot(self.layout)
+            unsynced_copies.recover_after_reboot(self.layout)
             yield
 
     def lease(self, key: CopyKey) -> Flock | None:
@@ -165,7 +165,7 @@ class CopyStore:
         for record in [one for one in self.layout.records() if one.boot]:
             spoilt: OSError | None = None
             try:
-                deferred_sync.sync_copy(self.layout, record)
+                unsynced_copies.sync_copy(self.layout, record)
             except FileNotFoundError:  # removed meanwhile
                 continue
             except OSError as error:

@@ -59,7 +59,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     documents: tuple[str, ...] = ()
     """Digests of its indexes, manifest and config, which are stored with the raw files."""
     boot: str = ""
-    """Boot in which the Copy is valid before all of it is on disk; empty once it is (`deferred_sync`)."""
+    """Boot in which the Copy is valid before all of it is on disk; empty once it is (`unsynced_copies`)."""
 
     @property
     def key(self) -> CopyKey:

@@ -49,7 +49,7 @@ class StoreLayout:
         self.lock = root / "store.lock"
         """Held briefly by processes that measure the store or change what is measured."""
         self.judged = root / "store.boot"
-        """Holds the boot id of the last recovery (`deferred_sync`)."""
+        """Holds the boot id of the last recovery (`unsynced_copies`)."""
         self.blobs, self.copies, self.partials, self.locks, self.pins, self.trash, self.asides = (
             root / part for part in PARTS
         )

@@ -2,7 +2,7 @@
 
 Manages the pull's folder until the one rename that publishes it. A file that is already stored is not fetched again and
 cannot be evicted meanwhile. A published Copy has the sizes stated by the manifest, holds only regular files and
-folders, is on disk or recorded as not yet synced (`deferred_sync`), and is locked before others can see it.
+folders, is on disk or recorded as not yet synced (`unsynced_copies`), and is locked before others can see it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest, compute_digest
 from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
 from artifacts.disk.locks import try_lock
-from artifacts.store import deferred_sync
+from artifacts.store import unsynced_copies
 from artifacts.store.copies import Copy, CopyStore
 from artifacts.store.copy_record import CopyKey, Record, digest_file_name
 from artifacts.store.layout import StoreError, exclusive_disk_bytes
@@ -99,7 +99,7 @@ class Pull:
                 safe_paths.check_path(one.path)
         with self._shelf.locked():
             self._disk.folder(self._blobs)
-        deferred_sync.discard_corrupt_blobs(self.folder, self._disk.boot)
+        unsynced_copies.discard_corrupt_blobs(self.folder, self._disk.boot)
         with self._shelf.locked():
             self._disk.remove(self._tree)
             self._disk.folder(self._tree / "files")

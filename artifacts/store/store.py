@@ -2,7 +2,7 @@
 
 Only one process of a node fetches a digest at a time. Space is reserved before the first byte, so that the fetch fails
 before the disk is full. A Copy becomes visible atomically, also after a crash at any point, without waiting for the
-disk (`deferred_sync`). A caller that did not fetch a private Copy itself gets it only if the registry authorizes the
+disk (`unsynced_copies`). A caller that did not fetch a private Copy itself gets it only if the registry authorizes the
 caller. A Copy in use is never evicted. The given `Fetch` downloads and verifies the content.
 """
 

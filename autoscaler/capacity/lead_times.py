@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats, Offer
+from autoscaler.state.capacity import STARTS_MAX, LeadTimeStats, Offer
 
 PRIOR = 3
 """The expected time has the weight of this many observed deliveries."""
@@ -107,25 +107,6 @@ def record_delivery(learnt: LeadTimeStats, took_s: float) -> LeadTimeStats:
 def record_failed_delivery(learnt: LeadTimeStats) -> LeadTimeStats:
     """Record an order that did not arrive."""
     return _counted(replace(learnt, failed=learnt.failed + 1))
-
-
-def record_reuse(learnt: LeadTimeStats, gap_s: float) -> LeadTimeStats:
-    """Record that idle capacity was used again after `gap_s`."""
-    return replace(learnt, gaps_s=(*learnt.gaps_s, gap_s)[-GAPS_MAX:])
-
-
-def record_release(learnt: LeadTimeStats, since_s: float) -> LeadTimeStats:
-    """Record that capacity idle since `since_s` was released."""
-    return replace(record_reuse(learnt, inf), idle_since_s=since_s)
-
-
-def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
-    """Record a new order: the capacity released last would have been reused now."""
-    if learnt.idle_since_s is None:
-        return learnt
-    at = max((at for at, gap in enumerate(learnt.gaps_s) if gap == inf), default=len(learnt.gaps_s))
-    gaps_s = (*learnt.gaps_s[:at], now_s - learnt.idle_since_s, *learnt.gaps_s[at + 1 :])
-    return replace(learnt, gaps_s=gaps_s[-GAPS_MAX:], idle_since_s=None)
 
 
 def _counted(learnt: LeadTimeStats) -> LeadTimeStats:

@@ -7,7 +7,7 @@ driver whether that Model could start at all; an obstacle is folded like any oth
 the next observation, or until the plan changes only because time passes. Under a flood of events it sleeps as long as
 it worked, so it uses at most half a core.
 
-An exception that one Model causes quarantines that Model (`autoscaler.controller.fault_containment`). For any other
+An exception that one Model causes quarantines that Model (`autoscaler.controller.fault_attribution`). For any other
 exception `World.degraded` is set, no decision is made until a retry succeeds, and the last plan stays.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.controller.fault_containment import (
+from autoscaler.controller.fault_attribution import (
     CULPRITS_MAX,
     find_culprits,
     fold_separately,

@@ -1,6 +1,6 @@
 """Driver tasks that survive exceptions, and kernel queries that survive a shortage: both are retried. I/O.
 
-An exception in work for one replica quarantines its model (`autoscaler.controller.fault_containment`). Work that
+An exception in work for one replica quarantines its model (`autoscaler.controller.fault_attribution`). Work that
 belongs to no model reports which part failed. `MemoryError` and cancellation propagate.
 
 Without file descriptors or memory /proc is unreadable, so a process that was not found may still exist. A shortage is

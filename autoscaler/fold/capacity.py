@@ -13,6 +13,7 @@ from math import inf
 from msgspec.structs import replace
 
 from autoscaler.capacity import agent_device_requests
+from autoscaler.capacity.capacity_reuse import record_release, record_reorder, record_reuse
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.capacity.group_machines_in_flight import (
     adopt_group,
@@ -28,9 +29,6 @@ from autoscaler.capacity.lead_times import (
     estimate_lead_time,
     record_delivery,
     record_failed_delivery,
-    record_release,
-    record_reorder,
-    record_reuse,
 )
 from autoscaler.fold.draft import Draft
 from autoscaler.state.actions import AcquireLease, ReleaseLease

@@ -1,7 +1,7 @@
 """Computes the next `World`: `fold(world, batch, now_s)` applies a batch of observations to the snapshot. Pure.
 
 This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
-`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `leadership_and_orders` (with leadership);
+`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `leadership_and_operator_orders` (with leadership);
 `autoscaler.demand.model_history` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
 does not allow them. The version rises by one with each batch that requires an update of gateways.
@@ -19,7 +19,7 @@ from autoscaler.fold import (
     agent_reports,
     capacity,
     gateway_reports,
-    leadership_and_orders,
+    leadership_and_operator_orders,
     mig,
     model_quarantine,
     replicas,
@@ -161,7 +161,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case LessonLearnt():
             _lesson(draft, observation.lesson)
         case CordonsSeen() | ModelWoken() | ModelStopped():
-            leadership_and_orders.apply_operator_observation(draft, observation)
+            leadership_and_operator_orders.apply_operator_observation(draft, observation)
         case NodeReported():
             agent_reports.apply_agent_report(draft, observation)
         case CuttableSeen() | CutRefused():
@@ -178,7 +178,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         ):
             capacity.apply_capacity_observation(draft, observation)
         case LeadingSeen() | FollowingSeen() | Synced():
-            leadership_and_orders.apply_leadership_observation(draft, observation)
+            leadership_and_operator_orders.apply_leadership_observation(draft, observation)
         case Tick():
             _half_open(draft)
 
@@ -291,7 +291,7 @@ def _pass_time(draft: Draft) -> None:
     """Apply the effects of time: expire reports, quarantines and stops, and record the current demand."""
     gateway_reports.expire_reports(draft)
     model_quarantine.expire_quarantines(draft)
-    leadership_and_orders.end_completed_stops(draft)
+    leadership_and_operator_orders.end_completed_stops(draft)
     agent_reports.forget_silent_nodes(draft)
     capacity.update_leases(draft)
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)

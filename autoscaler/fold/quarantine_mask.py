@@ -1,4 +1,4 @@
-"""Masks quarantined Models in the `World` that the planner sees (`autoscaler.controller.fault_containment`). Pure.
+"""Masks quarantined Models in the `World` that the planner sees (`autoscaler.controller.fault_attribution`). Pure.
 
 Invariants: replicas of a quarantined Model keep their slices, state and tenants, and cannot be evicted; other Models
 are unchanged.

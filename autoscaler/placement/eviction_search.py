@@ -29,7 +29,7 @@ from autoscaler.placement.eviction import (
 )
 from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCost
-from autoscaler.placement.index.node_arrays import Flags
+from autoscaler.placement.index.node_search import Flags
 from autoscaler.placement.index.request_encoding import LACKS, NEVER
 from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.tenant_isolation import domain_of

@@ -2,7 +2,7 @@
 
 Used by the planner, what-if queries and simulations. `autoscaler.planner.plan` starts and drains the replicas.
 
-1. If a request fits, `autoscaler.placement.index.node_arrays` chooses the place, by product, price, nearness to or
+1. If a request fits, `autoscaler.placement.index.node_search` chooses the place, by product, price, nearness to or
    spread from other replicas of the model, weights and image on the node, and least waste. An elastic request may be
    granted less memory than requested (`autoscaler.placement.index.elastic_requests`).
 2. If it does not fit, it waits for room that is coming, or evicts the cheapest victims

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.node_arrays import Flags
+from autoscaler.placement.index.node_search import Flags
 from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.predicates import (
     host_shortage_reason,

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Server
-from autoscaler.providers.retry_loop import Reconciler
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.providers.runner import Observe
 from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from autoscaler.capacity.attachable_nodes import DEVICES_MAX, GPU_COUNT, parse_device_count
 from autoscaler.providers.future_nodes import COUNT, OfferTerms, build_offer, infer_node_shape
 from autoscaler.providers.kube import Object, Server
-from autoscaler.providers.retry_loop import Reconciler
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.spec.pod import GPU, OURS
 from autoscaler.spec.settings import Settings, kind_of
 from autoscaler.state.capacity import Group, GroupsSeen, Offer

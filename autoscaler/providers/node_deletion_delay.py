@@ -14,7 +14,7 @@ from typing import Final
 
 from autoscaler.capacity.attachable_nodes import list_leased_nodes
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
-from autoscaler.providers.retry_loop import Reconciler
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.spec.installation_ownership import installation_id
 from autoscaler.state.world import World
 

@@ -3,8 +3,8 @@
 A cordon closes a device or node to new replicas. A drain also moves the replicas there, as a rollout does: a successor
 starts elsewhere first if there is room. A stop ends every replica that a model has now. A forced order waits only
 FORCE_S for running requests, and releases devices that a fabric attached there, even if the node does not detach them.
-`autoscaler.server.order_effects` creates the orders from requests of operators; `autoscaler.fold.leadership_and_orders`
-folds them.
+`autoscaler.server.order_effects` creates the orders from requests of operators;
+`autoscaler.fold.leadership_and_operator_orders` folds them.
 """
 
 from __future__ import annotations

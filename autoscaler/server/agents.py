@@ -23,7 +23,7 @@ from aiohttp import web
 from autoscaler.agent_contract import NodeAnswer, NodeReport, NodeWants
 from autoscaler.capacity import agent_device_requests
 from autoscaler.contract import ModelName, make_decoder
-from autoscaler.controller.fault_containment import find_culprits, rank_suspects
+from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.exception_handling import Failure, attempt, can_complete
 from autoscaler.fold.model_quarantine import list_quarantined_models

@@ -16,7 +16,7 @@ from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries.gateway_reports import count_running_calls
 from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
 from autoscaler.queries.response_types import OrderResult
-from autoscaler.server.operator_requests import OrderError
+from autoscaler.server.operator_request_checks import OrderError
 from autoscaler.spec.model import Model
 from autoscaler.state import StateRecord
 from autoscaler.state.events import ModelStopped, ModelWoken

@@ -18,8 +18,8 @@ from aiohttp import web
 from autoscaler.controller.loop import Loop
 from autoscaler.drivers.driver import CordonError, Cordons
 from autoscaler.queries.operator_orders import list_cordon_targets
-from autoscaler.server import operator_requests, order_effects, read_responses
-from autoscaler.server.operator_requests import (
+from autoscaler.server import operator_request_checks, order_effects, read_responses
+from autoscaler.server.operator_request_checks import (
     JSON,
     OrderError,
     check_leads,
@@ -77,7 +77,9 @@ class Commands:
         try:
             wish = await _wish(request)
             world = self._loop.world
-            who = operator_requests.authenticate_operator(world, request.headers.get("authorization", ""), self._wall())
+            who = operator_request_checks.authenticate_operator(
+                world, request.headers.get("authorization", ""), self._wall()
+            )
             check_leads(world)
             made = order(world, wish)
             await self._perform(made)

@@ -15,14 +15,14 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.fault_containment import find_culprits, rank_suspects
+from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
 from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, Question, simulate_world
-from autoscaler.server import operator_requests, read_responses
-from autoscaler.server.operator_requests import (
+from autoscaler.server import operator_request_checks, read_responses
+from autoscaler.server.operator_request_checks import (
     JSON,
     OrderError,
     check_leads,
@@ -54,7 +54,7 @@ class WhatIfApi:
     async def _answer(self, request: web.Request) -> web.Response:
         try:
             question = _question(await read_order_body(request, BODY_BYTES_MAX))
-            operator_requests.authenticate_operator(
+            operator_request_checks.authenticate_operator(
                 self._loop.world, request.headers.get("authorization", ""), self._wall(), "a what-if"
             )
             check_leads(self._loop.world)

@@ -3,7 +3,7 @@
 Several installations may share a cluster and a namespace for engines. Each one reads, changes and deletes only objects
 with its own label. Objects without a label were created by an earlier version. The first leader labels the pods and
 ResourceClaims. The leader of the installation that serves their Model labels capacity orders
-(`autoscaler.providers.order_ownership`). Every installation counts other objects without a label as its own.
+(`autoscaler.providers.unlabelled_orders`). Every installation counts other objects without a label as its own.
 
 Several installations may also read the same Models. One of them serves a Model: the one in `spec.installation`, else
 the one that holds the Lease CLAIM in the Model's namespace. The holder renews it while the namespace has Models.

@@ -356,7 +356,7 @@ NO_HISTORY = History()
 
 
 class Fault(StateRecord, frozen=True):
-    """Exceptions that a Model caused (`autoscaler.controller.fault_containment`)."""
+    """Exceptions that a Model caused (`autoscaler.controller.fault_attribution`)."""
 
     reason: str
     """The last exception: type, location and message."""

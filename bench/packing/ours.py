@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from autoscaler.contract import ModelName
 from autoscaler.placement.index.elastic_requests import Elastic
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
+from autoscaler.placement.index.node_search import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste_tables import Taught
 from autoscaler.placement.learning.learner import Draw, Learner
 from autoscaler.placement.model.types import Bin, Placement, PlacementRequest, RestartCosts

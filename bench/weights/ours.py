@@ -4,8 +4,8 @@
 
 Prints as JSON the cost (without the interpreter's start, because the agent of a node runs continuously), the maximum
 memory of the process, and the number of bytes that existed before. `KILL_AT=0.9` ends a fetch there by SIGKILL. With
-`SYNC=1` everything is on the disk at the end; otherwise as in a node's store (`artifacts.store.deferred_sync`): usable
-when it is verified, and synced afterwards.
+`SYNC=1` everything is on the disk at the end; otherwise as in a node's store (`artifacts.store.unsynced_copies`):
+usable when it is verified, and synced afterwards.
 """
 
 from __future__ import annotations

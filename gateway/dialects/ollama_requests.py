@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.ollama_structs import (
+from gateway.dialects.decoded_structs import (
     ChatRequest,
     EmbeddingsRequest,
     EmbedRequest,

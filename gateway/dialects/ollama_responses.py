@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.ollama_requests import ITEMS_MAX, Endpoint, Translated, count_items
-from gateway.dialects.ollama_structs import (
+from gateway.dialects.decoded_structs import (
     Choice,
     Completion,
     Delta,
@@ -24,6 +23,7 @@ from gateway.dialects.ollama_structs import (
     ErrorReply,
     Usage,
 )
+from gateway.dialects.ollama_requests import ITEMS_MAX, Endpoint, Translated, count_items
 
 EVENT_BYTES_MAX: Final = 1 << 20
 """Limit of one event, and of the arguments of all tool calls of a response. Some engines send these in one event."""

@@ -76,7 +76,7 @@ from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from pilotlight.processes.console import Misfits, Narrator
 from pilotlight.processes.learner_runner import LearnerRunner
-from pilotlight.processes.model_start_checks import Preflight
+from pilotlight.processes.model_start_check_loop import Preflight
 from pilotlight.safe_output import write_stderr
 
 SAVE_S = 60.0

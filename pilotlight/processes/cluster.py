@@ -29,7 +29,7 @@ from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.drivers import probes
 from autoscaler.drivers.driver import SharedDriver
 from autoscaler.drivers.resilient_tasks import retry_until_success
-from autoscaler.fold import leadership_and_orders
+from autoscaler.fold import leadership_and_operator_orders
 from autoscaler.fold.fold import Observation
 from autoscaler.queries.agent_reports import is_device_memory_free
 from autoscaler.queries.granted_memory import AS_ASKED, Given
@@ -254,7 +254,7 @@ class Cluster:
 
     def heard(self) -> frozenset[int]:
         """Return the epochs that gateways and agents have reported."""
-        return leadership_and_orders.list_reported_epochs(self._loop.world)
+        return leadership_and_operator_orders.list_reported_epochs(self._loop.world)
 
     def lead(self, epoch: int) -> None:
         """Start leading with a `World` that is rebuilt from the current state."""

@@ -26,11 +26,11 @@ from autoscaler.importers.kubeai.config import CHART
 from autoscaler.kubernetes.installation_leases import ModelClaims
 from autoscaler.kubernetes.resources import events, model_status
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
+from autoscaler.kubernetes.resources.document_watcher import DocumentWatcher, StatusSeen
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
 from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
-from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.document_names import Origin
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership

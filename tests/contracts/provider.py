@@ -168,7 +168,7 @@ class ProviderContract:
 
 class TakeoverContract:
     """The contract of Providers whose orders an earlier version may have created
-    (`autoscaler.providers.order_ownership`).
+    (`autoscaler.providers.unlabelled_orders`).
     """
 
     @run_on_rig

@@ -18,7 +18,7 @@ MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(str(gateway.__file__)).parent
 STRUCTS = {
     "control/snapshot_file",
-    "dialects/ollama_structs",
+    "dialects/decoded_structs",
     "dispatch/effects",
     "http/json_structs",
     "limits",

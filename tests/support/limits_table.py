@@ -39,7 +39,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.spec.model.StartLimits.seconds_max",
     ),
     "quarantine of a model that caused an internal error": (),
-    "models quarantined because of one internal error": ("autoscaler.controller.fault_containment.CULPRITS_MAX",),
+    "models quarantined because of one internal error": ("autoscaler.controller.fault_attribution.CULPRITS_MAX",),
     "GPU that a DRA driver partitions: how long a replica waits for the free part of a GPU on which another replica is "
     "starting; GPUs vacated per plan for replicas that need a whole GPU": (
         "autoscaler.placement.partitionable_gpus.REST_S",

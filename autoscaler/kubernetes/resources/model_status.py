@@ -22,6 +22,7 @@ from autoscaler.contract import ModelName
 from autoscaler.demand.model_history import STARTS_MAX
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS
+from autoscaler.kubernetes.resources.document_watcher import ModelObject
 from autoscaler.kubernetes.resources.model_conditions import (
     ELSEWHERE,
     INVALID,
@@ -30,7 +31,6 @@ from autoscaler.kubernetes.resources.model_conditions import (
     StatusInput,
     build_conditions,
 )
-from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.queries.start_phases import last_start, phases_s, phases_with_parts_s
 from autoscaler.spec.decode import Part

@@ -23,9 +23,9 @@ from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources import model_status
+from autoscaler.kubernetes.resources.document_watcher import StatusSeen
 from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
 from autoscaler.kubernetes.resources.model_status import NO_STATUS, ClockReading, Status, Subject
-from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.kubernetes.watch_set import list_collection_paths
 from autoscaler.provisioning.unplaceable_models import is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.pod import API_VERSION

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.placement.index.node_arrays import Flags
+from autoscaler.placement.index.node_search import Flags
 from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.types import RequiredArtifacts
 from autoscaler.state.images import Whereabouts

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from autoscaler.placement.index.node_arrays import LaneAssignment, NodeArrays, RequestUsage, compute_request_usage
+from autoscaler.placement.index.node_search import LaneAssignment, NodeArrays, RequestUsage, compute_request_usage
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.state.resources import RequestShape
 

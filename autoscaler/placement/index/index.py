@@ -18,7 +18,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index.artifact_locality import ArtifactLocality
 from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCostIndex
-from autoscaler.placement.index.node_arrays import (
+from autoscaler.placement.index.node_filter import Admitting
+from autoscaler.placement.index.node_search import (
     LANES_MAX,
     PERCENT_MAX,
     Flags,
@@ -27,7 +28,6 @@ from autoscaler.placement.index.node_arrays import (
     NodeCapacity,
     compute_request_usage,
 )
-from autoscaler.placement.index.node_filter import Admitting
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
 from autoscaler.placement.index.spread_and_links import SpreadCounts, number_links

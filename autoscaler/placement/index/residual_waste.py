@@ -3,7 +3,7 @@ the place to other requests.
 
 Implements the formula (research/packing 1.4b) in integers, for many nodes at once. Scores are rounded down to BUCKET,
 so that the first of nearly equal nodes is chosen and the last ones stay free for large requests; exact scores perform
-worse. `autoscaler.placement.index.node_arrays` checks whether a request fits.
+worse. `autoscaler.placement.index.node_search` checks whether a request fits.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from autoscaler.placement.index.elastic_requests import Elastic
-from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
+from autoscaler.placement.index.node_search import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste_tables import (
     ABSENT,
     BINS,

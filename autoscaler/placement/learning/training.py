@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.node_arrays import NodeCapacity
+from autoscaler.placement.index.node_search import NodeCapacity
 from autoscaler.placement.index.residual_waste_tables import (
     BINS,
     LEVELS,

@@ -25,9 +25,9 @@ from autoscaler.providers.future_nodes import (
 from autoscaler.providers.karpenter.provider import NODES, PODS
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.order_annotations import PROVIDER
-from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod
+from autoscaler.providers.unlabelled_orders import is_own_order, label_orders
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import PLACE
 from autoscaler.spec.settings import kind_of

@@ -301,7 +301,7 @@ class CroFabric:
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
 
     def _is_ours(self, note: LeaseNote) -> bool:
-        """Whether it is an order of this provider of this installation (`autoscaler.providers.order_ownership`)."""
+        """Whether it is an order of this provider of this installation (`autoscaler.providers.unlabelled_orders`)."""
         own = objects.is_from_provider(note, self._name, self._server.owner.installation)
         return own and (bool(note.installation) or not self._server.is_foreign(note.owner))
 

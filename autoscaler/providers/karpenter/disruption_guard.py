@@ -16,7 +16,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
-from autoscaler.providers.retry_loop import Reconciler
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.queries.operator_orders import find_drain_cordon
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT

@@ -20,9 +20,9 @@ from autoscaler.providers.future_nodes import EXPECTED_S, OfferTerms, build_offe
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
-from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod
+from autoscaler.providers.unlabelled_orders import is_own_order, label_orders
 from autoscaler.spec.pod import DO_NOT_DISRUPT
 from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World

@@ -18,9 +18,9 @@ from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, cho
 from autoscaler.providers.kueue import objects as places
 from autoscaler.providers.kueue.objects import QueuePlace
 from autoscaler.providers.order_annotations import LEASE, provider_label_value
-from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
+from autoscaler.providers.unlabelled_orders import is_own_order, label_orders
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World

@@ -17,11 +17,11 @@ from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers import order_annotations
 from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
-from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import Booking, CandidateNode
 from autoscaler.providers.release_checks import find_device_user
+from autoscaler.providers.unlabelled_orders import is_own_order, label_orders
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import read_milli

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.providers.release_checks import CLAIMS, SLICES
-from autoscaler.providers.retry_loop import Reconciler
 from autoscaler.provisioning.fabric_device_claims import ClaimStatus, DevicePool, Published
 from autoscaler.spec.installation_ownership import installation_id
 from autoscaler.spec.pod import MANAGED_BY, OURS

@@ -35,8 +35,8 @@ from autoscaler.kubernetes.gateway_pods import GatewayPods
 from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.document_merge import Installation
+from autoscaler.kubernetes.resources.document_watcher import DocumentWatcher
 from autoscaler.kubernetes.resources.kubeai_watcher import KubeaiModels
-from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.safe_decoding import read_event
 from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.kubernetes.watch import INITIAL_END, Watched

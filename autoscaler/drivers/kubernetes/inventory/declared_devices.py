@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import inf
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Observe
-from autoscaler.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.inventory.resource_quotas import DEVICES_MAX, Quota, _hard, _left, read_quota
+from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing import slicers
@@ -33,39 +32,15 @@ from autoscaler.spec.quantity import Bytes, in_mib, whole_number
 from autoscaler.spec.settings import NodeDevice, NodeKind, PriorityClass
 from autoscaler.state.actions import Decided
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
 
-DEVICES_MAX = 1000
-"""Maximum number of devices that are assumed for a quota if the Settings declare no nodes."""
 UNKNOWN_PARTS = (
     "Settings `nodes` declare {kind} devices, and their parts are known only from nodes, which scope `namespace` does "
     "not read: remove `slicing`, or use scope `cluster`"
 )
 WAITS_MAX = 200
 """Characters kept of a scheduler message."""
-_HARD = f"requests.{GPU}"
 _DECLARED, _QUOTA = re.compile(r"nodes\[([0-9]+)\]"), "quota[]"
-
-
-class Quota(NamedTuple):
-    """The limit on GPUs of a ResourceQuota."""
-
-    name: str
-    hard: int
-    used: int
-
-
-def read_quota(found: Object) -> Quota | None:
-    """Parse a ResourceQuota; None if it does not limit GPUs, or limits only those of some pods."""
-    spec, used = found["spec"], found.get("status", {}).get("used", {})
-    if _HARD not in spec.get("hard", {}) or spec.get("scopes") or spec.get("scopeSelector"):
-        return None
-    return Quota(found["metadata"]["name"], _count(spec["hard"][_HARD]), _count(used.get(_HARD, "0")))
-
-
-def _count(amount: object) -> int:
-    return int(text) if (text := str(amount)).isdecimal() and len(text) < 10 else 0
 
 
 def build_declared_slices(
@@ -144,21 +119,6 @@ def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
         if replica.resources.slices and is_unschedulable(replica.runtime.waits):
             why = f"{replica.model} already waits for a node of this kind: {replica.runtime.waits[:WAITS_MAX]}"
             yield replica.resources.slices[0].partition("/")[0], why
-
-
-def _hard(quotas: Sequence[Quota]) -> int:
-    """Return how many devices every quota allows."""
-    return min((quota.hard for quota in quotas), default=DEVICES_MAX)
-
-
-def _left(quotas: Sequence[Quota], holders: Iterable[Replica]) -> tuple[float, str]:
-    """Return (devices that every quota still allows, message if there are none)."""
-    ours = sum(replica.state is not ReplicaState.SCRUBBING for replica in holders)  # SCRUBBING: its pod is gone
-    left = [(quota.hard - max(quota.used, ours), quota) for quota in quotas]
-    if not left:
-        return inf, ""
-    least, quota = min(left)
-    return least, f"ResourceQuota {quota.name} allows {quota.hard} {GPU}, and all are in use"
 
 
 def _labels(kind: NodeKind) -> tuple[tuple[str, str], ...]:

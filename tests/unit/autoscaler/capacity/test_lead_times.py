@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler.capacity.capacity_reuse import record_release, record_reorder, record_reuse
 from autoscaler.capacity.lead_times import (
     COUNTED_MAX,
     NO_LEARNT,
@@ -16,9 +17,6 @@ from autoscaler.capacity.lead_times import (
     estimate_lead_time,
     record_delivery,
     record_failed_delivery,
-    record_release,
-    record_reorder,
-    record_reuse,
 )
 from autoscaler.provisioning.release import GAPS_MIN, KEPT_S, keep_s
 from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats

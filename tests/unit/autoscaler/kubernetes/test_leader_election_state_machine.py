@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoscaler.agent_contract import NodeReport
 from autoscaler.fold.fold import fold
-from autoscaler.fold.leadership_and_orders import list_reported_epochs
+from autoscaler.fold.leadership_and_operator_orders import list_reported_epochs
 from autoscaler.kubernetes.leader_election_state_machine import (
     AHEAD_MAX,
     EPOCH_MAX,

@@ -16,7 +16,7 @@ from autoscaler.kubernetes import watch_set
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
-from autoscaler.kubernetes.resources.watcher import DocumentWatcher
+from autoscaler.kubernetes.resources.document_watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import BREAKS, Watched
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec

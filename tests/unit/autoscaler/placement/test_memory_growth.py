@@ -22,7 +22,7 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.index import residual_waste
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
+from autoscaler.placement.index.node_search import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste_tables import Taught, build_untrained_estimate
 from autoscaler.placement.memory_growth import Taker, filled_bytes
 from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest, RestartCosts

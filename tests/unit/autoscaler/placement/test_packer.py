@@ -23,7 +23,7 @@ from autoscaler.placement.eviction import (
     sum_amounts,
 )
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.index.node_arrays import LANES_MAX
+from autoscaler.placement.index.node_search import LANES_MAX
 from autoscaler.placement.model.predicates import find_required_amount, has_matching_labels
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack

@@ -19,7 +19,7 @@ from autoscaler.providers.lead_time_store import (
     encode_lead_times,
     parse_lead_times,
 )
-from autoscaler.providers.retry_loop import REST_S
+from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity import STARTS_MAX, Capacity, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run

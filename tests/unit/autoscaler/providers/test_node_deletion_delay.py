@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.capacity.attachable_nodes import list_leased_nodes
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.node_deletion_delay import DELAY, NODES, DeletionDelay, delay_annotation_key
-from autoscaler.providers.retry_loop import REST_S
+from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity import LeasesSeen
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run

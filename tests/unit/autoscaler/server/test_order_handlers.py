@@ -25,7 +25,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.fold.quarantine_mask import assume_quarantined
 from autoscaler.planner import what_if
 from autoscaler.server import openapi
-from autoscaler.server.operator_requests import is_same_origin
+from autoscaler.server.operator_request_checks import is_same_origin
 from autoscaler.server.ops import OperationsServer
 from autoscaler.server.order_handlers import Commands
 from autoscaler.spec.model import Adopted

@@ -13,9 +13,9 @@ from autoscaler.contract import ModelName
 from autoscaler.documents.parse import read_document
 from autoscaler.kubernetes import watch_set
 from autoscaler.kubernetes.api import MERGE, Api
-from autoscaler.kubernetes.resources import watcher
+from autoscaler.kubernetes.resources import document_watcher
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
-from autoscaler.kubernetes.resources.watcher import DocumentWatcher
+from autoscaler.kubernetes.resources.document_watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model, ModelSpec
@@ -213,7 +213,7 @@ async def test_models_are_read_as_soon_as_their_crds_are_installed(
     served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = f"{namespace}.example"
-    monkeypatch.setattr(watcher, "API_VERSION", f"{group}/v1alpha1")
+    monkeypatch.setattr(document_watcher, "API_VERSION", f"{group}/v1alpha1")
     monkeypatch.setattr(watch_set, "ABSENT_S", 0.05)
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])

@@ -11,10 +11,10 @@ from autoscaler.documents.parse import read_document as parse
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import model_status, status_writer
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation
+from autoscaler.kubernetes.resources.document_watcher import DocumentWatcher, StatusSeen
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
-from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.document_names import Origin
 from autoscaler.state.events import DocumentsSeen, Seen
 from autoscaler.state.world import World

@@ -15,9 +15,9 @@ from autoscaler.contract import ModelName
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.resources import model_status as statuses
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS
+from autoscaler.kubernetes.resources.document_watcher import ModelObject
 from autoscaler.kubernetes.resources.model_conditions import ConditionValue, SpecProblem, StatusInput, build_conditions
 from autoscaler.kubernetes.resources.model_status import NO_STATUS, ClockReading, Status, Subject, list_subjects
-from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.schema import crds
 from autoscaler.spec.document_names import Origin, Settled

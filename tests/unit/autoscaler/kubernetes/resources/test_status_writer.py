@@ -16,10 +16,10 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.resources import event_writer, status_writer
 from autoscaler.kubernetes.resources import model_status as status
+from autoscaler.kubernetes.resources.document_watcher import StatusSeen
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.model_status import NO_STATUS, Subject
 from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
-from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.spec.model import Model

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.placement.index.elastic_requests import Elastic, ElasticBudget, PlacedRequest
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
+from autoscaler.placement.index.node_search import NodeArrays, NodeCapacity
 from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import (
     BINS,

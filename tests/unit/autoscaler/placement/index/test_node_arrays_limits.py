@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.placement.index.node_arrays import (
+from autoscaler.placement.index.node_search import (
     LANES_MAX,
     PERCENT_MAX,
     NodeCapacity,

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.node_arrays import LaneAssignment, NodeArrays, NodeCapacity, compute_request_usage
+from autoscaler.placement.index.node_search import LaneAssignment, NodeArrays, NodeCapacity, compute_request_usage
 from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import (
     ABSENT,

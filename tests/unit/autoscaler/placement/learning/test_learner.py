@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity, compute_request_usage
+from autoscaler.placement.index.node_search import NodeArrays, NodeCapacity, compute_request_usage
 from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import Taught, build_untrained_estimate
 from autoscaler.placement.learning.learner import ITERATIONS, WEIGHTS_MAX, Draw, Learner

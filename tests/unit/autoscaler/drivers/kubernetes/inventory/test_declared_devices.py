@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.inventory import declared_devices
-from autoscaler.drivers.kubernetes.inventory.declared_devices import DeclaredDevices, Quota
+from autoscaler.drivers.kubernetes.inventory import declared_devices, resource_quotas
+from autoscaler.drivers.kubernetes.inventory.declared_devices import DeclaredDevices
+from autoscaler.drivers.kubernetes.inventory.resource_quotas import Quota
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
@@ -103,7 +104,7 @@ def test_declared_node_is_unavailable_while_a_pod_for_it_cannot_schedule() -> No
 )
 def test_only_a_gpu_resource_quota_without_scopes_limits_devices(spec: Object, found: Quota | None) -> None:
     status = {"used": {"requests.nvidia.com/gpu": "1"}}
-    assert declared_devices.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
+    assert resource_quotas.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------

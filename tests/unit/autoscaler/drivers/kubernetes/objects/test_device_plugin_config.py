@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.parse import parse_documents
-from autoscaler.drivers.kubernetes.inventory import declared_devices
+from autoscaler.drivers.kubernetes.inventory import declared_devices, resource_quotas
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
@@ -298,5 +298,5 @@ def test_declared_node_has_configured_gpu_shares_limited_by_quota() -> None:
     found = declared_devices.build_declared_slices(kinds, (), {})
     assert [one.id for one in found] == ["nodes[0]/gpu0/s0", "nodes[0]/gpu0/s1", "nodes[0]/gpu0/s2"]
     assert {one.labels["node.kubernetes.io/instance-type"] for one in found} == {"g4dn.xlarge"}
-    bounded = declared_devices.build_declared_slices(kinds, (declared_devices.Quota("q", 2, 0),), {})
+    bounded = declared_devices.build_declared_slices(kinds, (resource_quotas.Quota("q", 2, 0),), {})
     assert [one.closed for one in bounded] == ["", ""]

@@ -11,9 +11,9 @@ from autoscaler.controller import loop
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, Synced
 from autoscaler.state.world import World
-from pilotlight.processes import model_start_checks
+from pilotlight.processes import model_start_check_loop
 from pilotlight.processes.console import SAID_MAX
-from pilotlight.processes.model_start_checks import Preflight
+from pilotlight.processes.model_start_check_loop import Preflight
 from tests.support.builders.worlds import device, model, replace_fields, world
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.support.waiting import until
@@ -65,7 +65,7 @@ class House:
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(model_start_check_loop, "LOOK_EVERY_S", 0.01)
     return House()
 
 
@@ -88,7 +88,7 @@ def test_model_start_problem_and_its_fix_are_each_printed_once(house: House) -> 
 def test_models_of_changed_documents_are_checked_before_the_next_interval(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(model_start_check_loop, "LOOK_EVERY_S", 3600.0)
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A,)))
@@ -101,7 +101,7 @@ def test_models_of_changed_documents_are_checked_before_the_next_interval(
 
 def test_models_are_not_checked_before_devices_are_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of an engine depends on the devices."""
-    monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(model_start_check_loop, "LOOK_EVERY_S", 3600.0)
     house.stepped.loop.world = replace_fields(house.stepped.loop.world, synced=False)
 
     async def scenario() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.retry_loop import REST_S, Reconciler
+from autoscaler.providers.reconciler import REST_S, Reconciler
 from tests.simulation.environment.virtual_loop import run
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from artifacts.disk.durable_writes import Disk
 from artifacts.store.copy_record import load_record
-from artifacts.store.deferred_sync import MARK
 from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
+from artifacts.store.unsynced_copies import MARK
 from tests.support.harness.artifacts.weight_store import KIB, Fetched, content, fetching, raw, wanted, whole
 from tests.support.harness.faults.power_loss import ForgetfulDisk, PowerLossError
 

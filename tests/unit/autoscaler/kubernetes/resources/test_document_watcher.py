@@ -11,9 +11,9 @@ import pytest
 from autoscaler.documents.parse import read_document
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
+from autoscaler.kubernetes.resources.document_watcher import DocumentWatcher
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
 from autoscaler.kubernetes.resources.undecoded_models import describe_unconverted, describe_undecoded
-from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.document_names import Origin

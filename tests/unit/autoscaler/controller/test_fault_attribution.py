@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report
-from autoscaler.controller.fault_containment import CULPRITS_MAX, find_culprits
+from autoscaler.controller.fault_attribution import CULPRITS_MAX, find_culprits
 from autoscaler.controller.loop import RETRY_S_MAX
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.exception_handling import describe_error
@@ -91,7 +91,7 @@ def test_multi_line_exception_is_described_in_one_printable_line() -> None:
     with pytest.raises(InjectedError) as caught:
         raise InjectedError("two\nlines \x1b[31m \ud800 " + "x" * 9999)
     message = describe_error(caught.value)
-    assert message.startswith("InjectedError in test_fault_containment.py:")
+    assert message.startswith("InjectedError in test_fault_attribution.py:")
     assert message.isascii()
     assert message.isprintable()
     assert len(message) < 500

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.node_arrays import (
+from autoscaler.placement.index.node_search import (
     ROWS_MAX,
     LaneAssignment,
     NodeArrays,
