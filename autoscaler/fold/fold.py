@@ -1,7 +1,7 @@
 """Computes the next `World`: `fold(world, batch, now_s)` applies a batch of observations to the snapshot. Pure.
 
 This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
-`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `leadership_and_operator_orders` (with leadership);
+`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `leadership_and_operator_orders`;
 `autoscaler.demand.model_history` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
 does not allow them. The version rises by one with each batch that requires an update of gateways.
