@@ -81,6 +81,8 @@ class GenerateRequest(msgspec.Struct):
     options: Options | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 class EmbedRequest(msgspec.Struct):

@@ -47,6 +47,8 @@ _ENDPOINTS: Final[dict[bytes, Endpoint]] = {
     b"/api/embed": "embed",
     b"/api/embeddings": "embeddings",
 }
+_TOP_LOGPROBS: Final = range(21)
+"""As in Ollama and in OpenAI's API."""
 _EFFORTS: Final = ("low", "medium", "high")
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _IMAGE_TYPES: Final = (("/9j/", "jpeg"), ("iVBORw", "png"), ("R0lGOD", "gif"), ("UklGR", "webp"))
@@ -156,10 +158,7 @@ def _translate_chat(request: ChatRequest) -> Translated:
     members: dict[str, object] = {"messages": _messages(request.messages or [])}
     if request.tools:
         members["tools"] = request.tools
-    if request.logprobs:
-        members["logprobs"] = True
-        if request.top_logprobs is not None:
-            members["top_logprobs"] = request.top_logprobs
+    _add_logprobs(members, request.logprobs, request.top_logprobs)
     _add_shared(members, request.options, request.format, request.think)
     stream = _add_stream(members, request.stream)
     action = _action(request.keep_alive, is_empty=not request.messages)
@@ -182,6 +181,7 @@ def _translate_generate(request: GenerateRequest) -> Translated:
     else:
         system: list[dict[str, object]] = [{"role": "system", "content": request.system}] if request.system else []
         members["messages"] = [*system, {"role": "user", "content": _content(prompt, request.images)}]
+        _add_logprobs(members, request.logprobs, request.top_logprobs)
         _add_shared(members, request.options, request.format, request.think)
     stream = _add_stream(members, request.stream)
     is_empty = not (prompt or request.images or request.suffix)
@@ -221,6 +221,16 @@ def _add_stream(members: dict[str, object], stream: bool | None) -> bool:
     if streams:
         members["stream"] = True
     return streams
+
+
+def _add_logprobs(members: dict[str, object], logprobs: bool | None, top: int | None) -> None:
+    """Set the members for log probabilities, which chats and prompts in the form of chats have."""
+    if top is not None and top not in _TOP_LOGPROBS:
+        raise invalid_request(f"top_logprobs must be between 0 and {_TOP_LOGPROBS[-1]}", param="top_logprobs")
+    if logprobs:
+        members["logprobs"] = True
+        if top is not None:
+            members["top_logprobs"] = top
 
 
 def _add_shared(

@@ -45,6 +45,16 @@ def test_chat_request_without_a_stream_member_becomes_a_stream_request() -> None
     assert json.loads(whole.body) == {"model": "m", "messages": ASK}
 
 
+@pytest.mark.parametrize(("endpoint", "given"), [("chat", {"messages": ASK}), ("generate", {"prompt": "Hello"})])
+def test_logprobs_of_chats_and_prompts_are_requested_of_the_engine(endpoint: str, given: dict[str, object]) -> None:
+    made = body_of(endpoint, **given, logprobs=True, top_logprobs=20)
+    assert (made["logprobs"], made["top_logprobs"]) == (True, 20)
+    assert "top_logprobs" not in body_of(endpoint, **given, top_logprobs=2), "engines reject it without logprobs"
+    for outside in (-1, 21):
+        with pytest.raises(CallError, match="top_logprobs must be between 0 and 20"):
+            translated(endpoint, **given, top_logprobs=outside)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "name", "known"),
     [("chat", "Model", "model"), ("generate", "Prompt", "prompt"), ("embed", "\u212aeep_alive", "keep_alive")],
