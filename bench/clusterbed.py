@@ -28,7 +28,8 @@ from bench.kit import BenchError
 from tests.integration import network_namespace
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane.components import Plane, PlaneError
-from tests.integration.cluster.support.programs.build import BuildError, build
+from tests.integration.cluster.support.programs.build import TESTPLANE
+from tests.support.go_programs import BuildError, build
 
 AGENT = "pilotlight"
 """The prefix of the User-Agent of Pilotlight's requests."""
@@ -102,7 +103,7 @@ async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
     policy.write_text(_POLICY)
     try:
         plane = Plane(
-            place / "plane", build(),
+            place / "plane", build(TESTPLANE),
             {"kube-apiserver": [f"--audit-policy-file={policy}", f"--audit-log-path={place}/plane/audit.log"]},
         )  # fmt: skip
         (place / "plane").mkdir()

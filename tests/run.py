@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.integration.cluster.support.programs.build import cache
+from tests.support.go_programs import cache
+from tests.support.real_services import ollama
 
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
@@ -104,6 +105,10 @@ TOOLS = (
     Tool("torch", "pip install torch transformers in a virtual environment; PILOTLIGHT_TORCH_PYTHON names its Python",
          "the torch engine in tests/gpu (deep tier)", variable="PILOTLIGHT_TORCH_PYTHON"),
 )  # fmt: skip
+
+OLLAMA_TESTS = (
+    "the real Ollama in tests/integration/process/clients (test_ollama_transcript.py, test_open_webui.py, deep tier)"
+)
 
 
 @dataclass(eq=False)
@@ -246,7 +251,10 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     cluster = Part("cluster tests", in_networks(planes, *words, "tests/integration/cluster"))
     compiled = Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", "-n", str(at_once), *words])
     waiting = Part("waiting tests", in_networks(at_once, *words, *(f"tests/{folder}" for folder in WAITING)))
-    return [Stage(computing, builds() if shard else [*checks(), *builds()]), Stage(waiting, [cluster, compiled])]
+    behind = builds() if shard else [*checks(), *builds()]
+    if tier == "deep" and not shard and ollama.can_build():
+        behind.append(Part("build Ollama", ["nice", PYTHON, "-m", "tests.support.real_services.ollama"]))
+    return [Stage(computing, behind), Stage(waiting, [cluster, compiled])]
 
 
 def summary(parts: Sequence[Part], seconds: float) -> str:
@@ -274,6 +282,8 @@ def failures(logs: Path = LOGS) -> list[str]:
 def missing_tools() -> list[str]:
     """One line for each missing tool: its name, how to install it, which tests were skipped."""
     lines = [f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}" for tool in TOOLS if tool.is_missing]
+    if not ollama.is_available():
+        lines.append(f"missing: Ollama {ollama.VERSION} ({ollama.INSTALL}); skipped: {OLLAMA_TESTS}")
     enters = [PYTHON, "-c", "from tests.integration import network_namespace; network_namespace.enter()"]
     if subprocess.run(enters, cwd=ROOT, check=False, capture_output=True).returncode:
         lines.append(

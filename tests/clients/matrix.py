@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.integration.cluster.support.programs.build import UNUSED_S_MAX, cache
+from tests.support.go_programs import UNUSED_S_MAX, cache
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

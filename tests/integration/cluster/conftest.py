@@ -26,7 +26,8 @@ from tests.integration.cluster.support.installations.adoption import Adopting
 from tests.integration.cluster.support.installations.multi_instance import Estate
 from tests.integration.cluster.support.installations.single_instance import House
 from tests.integration.cluster.support.kubelet.node import CONTROLLERS_S_MAX, Node, next_number
-from tests.integration.cluster.support.programs.build import BuildError, build
+from tests.integration.cluster.support.programs.build import TESTPLANE
+from tests.support.go_programs import BuildError, build
 
 GIVEN = os.environ.get("PILOTLIGHT_TEST_KUBECONFIG")
 FAILED = pytest.StashKey[bool]()
@@ -80,7 +81,7 @@ def programs() -> Path:
     """The folder with the programs of a control plane. Skips the test if they cannot be built."""
     named = os.environ.get("PILOTLIGHT_TESTPLANE")
     try:
-        return Path(named) if named else build()
+        return Path(named) if named else build(TESTPLANE)
     except BuildError as error:
         pytest.skip(str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,9 +171,19 @@ def test_cost_report_sums_test_durations_by_folder() -> None:
 def test_missing_tool_is_reported_with_package_and_skipped_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, **_: None if name == "go" else f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    monkeypatch.setenv("PILOTLIGHT_OLLAMA", sys.executable)
     (line,) = run.missing_tools()
     assert line.startswith("missing: go (")
     assert "skipped: all of tests/integration/cluster" in line
+
+
+def test_ollama_that_has_not_been_built_is_reported_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, **_: None if name == "go" else f"/usr/bin/{name}")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    monkeypatch.delenv("PILOTLIGHT_OLLAMA", raising=False)
+    (line,) = [line for line in run.missing_tools() if line.startswith("missing: Ollama 0.17.4 (")]
+    assert "python -m tests.support.real_services.ollama" in line
+    assert "test_ollama_transcript.py" in line
 
 
 def test_tool_named_by_an_environment_variable_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +197,7 @@ def test_tool_named_by_an_environment_variable_is_not_missing(monkeypatch: pytes
 def test_unavailable_network_namespaces_are_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, **_: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    monkeypatch.setenv("PILOTLIGHT_OLLAMA", sys.executable)
     assert [line.split(" (")[0] for line in run.missing_tools()] == ["missing: network namespaces"]
 
 

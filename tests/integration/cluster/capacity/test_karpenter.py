@@ -27,8 +27,8 @@ from tests.integration.cluster.support.control_plane.provider_rig import Lost, S
 from tests.integration.cluster.support.controllers.karpenter import CLAIMS, POOLS, TYPE, Machines, karpenter
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node, next_number
-from tests.integration.cluster.support.programs.build import BuildError
 from tests.support.fakes.engines.fake_engine_process import command
+from tests.support.go_programs import BuildError
 from tests.support.harness.driver_events import WAIT_S_MAX
 from tests.support.harness.faults.sigstop import deliver
 

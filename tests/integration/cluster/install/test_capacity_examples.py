@@ -46,10 +46,11 @@ from tests.integration.cluster.support.control_plane.custom_resources import TEN
 from tests.integration.cluster.support.controllers.karpenter import Joined
 from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.support.network.dns_server import addresses, names
-from tests.integration.cluster.support.programs.build import BuildError, build
+from tests.integration.cluster.support.programs.build import TESTPLANE
 from tests.support.chart import example
 from tests.support.fakes.kubernetes.cro import FakeCro
 from tests.support.fakes.kubernetes.provisioner import FakeProvisioner
+from tests.support.go_programs import BuildError, build
 
 GPU = "nvidia.com/gpu"
 A100 = "NVIDIA-A100-PCIE-40GB"
@@ -66,7 +67,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """A plane of this module, with an audit log."""
     named = os.environ.get("PILOTLIGHT_TESTPLANE")
     try:
-        programs = Path(named) if named else build()
+        programs = Path(named) if named else build(TESTPLANE)
     except BuildError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("audited")

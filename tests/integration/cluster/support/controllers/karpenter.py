@@ -21,7 +21,8 @@ from autoscaler.kubernetes.watch import Change, Watched
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import die_with_parent
 from tests.integration.cluster.support.kubelet.node import LEASES, Node, next_number
-from tests.integration.cluster.support.programs.build import KARPENTER, build
+from tests.integration.cluster.support.programs.build import KARPENTER
+from tests.support.go_programs import build
 
 TYPE = "g4dn.xlarge"
 GROUP = "/apis/karpenter.sh/v1"
