@@ -76,11 +76,11 @@ _KNOWN: Final = {
 class Translated:
     """A translated request. `target` is the operation of the engine, `body` the body for it."""
 
-    __slots__ = ("action", "body", "endpoint", "model", "stream", "target")
+    __slots__ = ("action", "body", "dimensions", "endpoint", "model", "stream", "target")
 
     def __init__(  # noqa: PLR0917  one caller per endpoint passes them in this order
         self, endpoint: Endpoint, model: str, stream: bool, action: Action, target: Operation,
-        members: dict[str, object],
+        members: dict[str, object], dimensions: int = 0,
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.model = model
@@ -89,6 +89,8 @@ class Translated:
         self.action = action
         """`load`: the request only starts the model. `unload`: it only asks to stop it."""
         self.target = target
+        self.dimensions = dimensions
+        """The requested length of vectors; 0: that of the model."""
         self.body = msgspec.json.encode({"model": model, **members} if model else members)
 
 
@@ -191,10 +193,11 @@ def _translate_generate(request: GenerateRequest) -> Translated:
 
 def _translate_embed(request: EmbedRequest) -> Translated:
     members: dict[str, object] = {"input": request.input, "encoding_format": "float"}
-    if request.dimensions:
-        members["dimensions"] = request.dimensions
+    dimensions = max(0, request.dimensions or 0)
+    if dimensions:
+        members["dimensions"] = dimensions
     action = _action(request.keep_alive, is_empty=not request.input)
-    return Translated("embed", request.model or "", False, action, EMBEDDING, members)
+    return Translated("embed", request.model or "", False, action, EMBEDDING, members, dimensions)
 
 
 def _translate_embeddings(request: EmbeddingsRequest) -> Translated:

@@ -6,6 +6,7 @@ it contains the token counts, which engines send last. Tool calls arrive in piec
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Final
@@ -38,6 +39,7 @@ _error_reply = msgspec.json.Decoder(ErrorReply)
 _error_value = msgspec.json.Decoder(ErrorMessage | str)
 _text = msgspec.json.Decoder(str)
 _object = msgspec.json.Decoder(dict[str, Raw])
+_numbers = msgspec.json.Decoder(list[float])
 
 Line = dict[str, object]
 
@@ -59,14 +61,15 @@ class ReplyConverter:
     """
 
     __slots__ = (
-        "_arguments_size", "_durations", "_endpoint", "_finish_reason", "_held", "_model", "_timestamp", "_tools",
-        "_usage", "broken", "ended", "stream",
+        "_arguments_size", "_dimensions", "_durations", "_endpoint", "_finish_reason", "_held", "_model", "_timestamp",
+        "_tools", "_usage", "broken", "ended", "stream",
     )  # fmt: skip
 
     def __init__(
         self, request: Translated, model: str, timestamp: Callable[[], str], durations: Callable[[], dict[str, int]]
     ) -> None:
         self._endpoint: Endpoint = request.endpoint
+        self._dimensions = request.dimensions
         self._model = request.model or model
         self._timestamp = timestamp
         self._durations = durations
@@ -290,6 +293,8 @@ class ReplyConverter:
         vectors = [row.embedding for row in sorted(found.data, key=_index_of)]
         if self._endpoint == "embeddings":
             return {"embedding": vectors[0] if vectors else []}
+        if self._dimensions:
+            vectors = [_shorten(vector, self._dimensions) for vector in vectors]
         self._usage = found.usage
         counts = self._counts()
         kept = [name for name in ("total_duration", "load_duration", "prompt_eval_count") if name in counts]
@@ -328,6 +333,17 @@ def _error_text(raw: Raw) -> str:
     except _UNREADABLE:
         return _REJECTED
     return (found.message if isinstance(found, ErrorMessage) else found) or _REJECTED
+
+
+def _shorten(vector: Raw, dimensions: int) -> Raw:
+    """Return the first numbers of a vector, normalized again as in Ollama: llama.cpp ignores `dimensions`. A vector of
+    more than ITEMS_MAX numbers stays as it is. Raises DecodeError.
+    """
+    if not dimensions <= bytes(vector).count(b",") < ITEMS_MAX:
+        return vector
+    kept = _numbers.decode(vector)[:dimensions]
+    norm = math.hypot(*kept) or 1.0
+    return Raw(msgspec.json.encode([number / norm for number in kept]))
 
 
 def _index_of(row: EmbeddingRow) -> int:

@@ -24,10 +24,10 @@ BODIES: dict[str, dict[str, object]] = {
 }
 
 
-def converter(endpoint: str = "chat", *, stream: bool = True) -> ReplyConverter:
+def converter(endpoint: str = "chat", *, stream: bool = True, **members: object) -> ReplyConverter:
     operation = find_operation(b"POST", f"/api/{endpoint}".encode())
     assert operation is not None
-    body = json.dumps({"model": "m", "stream": stream, **BODIES[endpoint]}).encode()
+    body = json.dumps({"model": "m", "stream": stream, **BODIES[endpoint], **members}).encode()
     return ReplyConverter(translate_request(operation, body), "m", lambda: "now", lambda: DURATIONS)
 
 
@@ -215,6 +215,27 @@ def test_embeddings_are_sorted_by_input_index_with_unchanged_numbers() -> None:
         "model": "m", "embeddings": [[1e-7], [1, 2.5]], "total_duration": 5, "load_duration": 1, "prompt_eval_count": 3,
     }  # fmt: skip
     assert whole("embeddings", data=rows[1:]) == {"embedding": [1e-7]}
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "given", "expected"),
+    [
+        (2, [3, 4, 5], [0.6, 0.8]), (2, [0, 0, 1], [0, 0]), (3, [3, 4, 5], [3, 4, 5]), (9, [3, 4, 5], [3, 4, 5]),
+        (-1, [3, 4, 5], [3, 4, 5]),
+    ],
+)  # fmt: skip
+def test_vectors_longer_than_dimensions_are_cut_and_normalized(
+    dimensions: int, given: list[float], expected: list[float]
+) -> None:
+    body = json.dumps({"data": [{"index": 0, "embedding": given}]}).encode()
+    assert json.loads(converter("embed", dimensions=dimensions).convert(200, body))["embeddings"] == [expected]
+
+
+@pytest.mark.parametrize("vector", ['"AAAA,AAAA"', "[1,{}]", "[[1,2],3]"])
+def test_vector_to_be_cut_that_is_no_list_of_numbers_breaks_the_response(vector: str) -> None:
+    one = converter("embed", dimensions=1)
+    assert one.convert(200, b'{"data":[{"embedding":%b}]}' % vector.encode()) == b""
+    assert one.broken
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
