@@ -32,8 +32,12 @@ MEAN_POOLING = 1
 Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
-def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None:
-    """Write the model (about 0.9 MB) to `path`. Raises ValueError if a word occurs twice or there is none."""
+def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096, pools: bool = True) -> None:
+    """Write the model (about 0.9 MB) to `path`. Raises ValueError if a word occurs twice or there is none.
+
+    `pools`: whether the file names a pooling type, as models for embeddings do. Ollama uses such a model for nothing
+    else.
+    """
     words = sentence.split(" ")
     if "" in words or len(set(words)) != len(words):
         raise ValueError("a sentence needs single spaces and no word twice: the next word depends on the last one only")
@@ -57,7 +61,7 @@ def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096) -
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": HEAD,
         "llama.vocab_size": len(tokens),
-        "llama.pooling_type": MEAN_POOLING,
+        **({"llama.pooling_type": MEAN_POOLING} if pools else {}),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,

@@ -7,14 +7,17 @@ Sources: `backend/open_webui/routers/ollama.py`, `backend/open_webui/routers/ope
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
 
+from loadtest.tiny_gguf import make_model
+from tests.support.go_programs import BuildError
 from tests.support.harness.serve.serve import Serving, fake, serving, transcript
+from tests.support.real_services import ollama
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
@@ -31,14 +34,14 @@ TITLE = [{"role": "user", "content": '### Task:\nGenerate a concise title as JSO
 class Browser(NamedTuple):
     """Open WebUI's server, with one session of aiohttp for each request, as in its source."""
 
-    serve: Serving
+    url: str
 
     async def send(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, str]:
         """Send a request and return the status and the body."""
         data = None if body is None else json.dumps(body)
         async with (
             aiohttp.ClientSession(trust_env=True) as session,
-            session.request(method, self.serve.url + path, data=data, headers=headers) as response,
+            session.request(method, self.url + path, data=data, headers=headers) as response,
         ):
             return response.status, await response.text()
 
@@ -50,13 +53,35 @@ class Browser(NamedTuple):
 
 
 @pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
+async def serve(tmp_path: Path) -> AsyncIterator[Serving]:
     documents = [fake(tmp_path, "ada", slots=1), fake(tmp_path, "long", "--tokens=5000", "--tokens-per-s=20", slots=1)]
-    async with serving(tmp_path, *documents) as serve:
-        yield Browser(serve)
+    async with serving(tmp_path, *documents) as started:
+        yield started
 
 
-async def test_open_webui_session_with_an_ollama_connection_succeeds(browser: Browser) -> None:
+@pytest.fixture
+def browser(serve: Serving) -> Browser:
+    return Browser(serve.url)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[Browser]:
+    """The real Ollama with the model `ada`; skips the test if it has not been built."""
+    make_model(tmp_path / "ada.gguf", SENTENCE, pools=False)
+    try:
+        with ollama.serving(tmp_path) as server:
+            server.create("ada", tmp_path / "ada.gguf", ollama.CHAT_TEMPLATE)
+            yield Browser(server.url)
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+NAME = "ada:latest"
+"""Open WebUI appends the tag, and rejects a model that is not in the list."""
+
+
+async def read_ollama_models(browser: Browser) -> None:
+    """Verify a connection to Ollama, list the models, and show one."""
     verified = await browser.document("GET", "/api/version", **USER)
     assert [part.isdecimal() for part in verified["version"].split(".")] == [True] * 3, "it is compared by number"
 
@@ -65,13 +90,13 @@ async def test_open_webui_session_with_an_ollama_connection_succeeds(browser: Br
     assert all({"name", "model", "modified_at", "size", "digest", "details"} <= row.keys() for row in listed)
     loaded = await browser.document("GET", "/api/ps", **JSON, **USER)
     assert loaded == {"models": []}
-
-    name = "ada:latest"  # Open WebUI appends the tag, and rejects a model that is not in the list
-    assert name in known
-    shown = await browser.document("POST", "/api/show", {"model": name}, **JSON)
+    assert NAME in known
+    shown = await browser.document("POST", "/api/show", {"model": NAME}, **JSON, **USER)
     assert "completion" in shown["capabilities"]
-    assert browser.serve.starts("ada") == 0
 
+
+async def use_ollama_model(browser: Browser) -> None:
+    """Chat, make a title, embed two texts, and unload the model."""
     options = {
         "temperature": 0.8,
         "num_ctx": 4096,
@@ -80,24 +105,35 @@ async def test_open_webui_session_with_an_ollama_connection_succeeds(browser: Br
         "mirostat": 0,
         "stop": ["<|x|>"],
     }
-    chat = {"model": name, "messages": CHAT, "options": options, "stream": True, "keep_alive": "5m"}
+    chat = {"model": NAME, "messages": CHAT, "options": options, "stream": True, "keep_alive": "5m"}
     status, text = await browser.send("POST", "/api/chat", chat, **JSON, **USER)
     lines = [json.loads(line) for line in text.splitlines()]
     assert (status, "".join(line["message"]["content"] for line in lines)) == (200, SENTENCE)
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
     assert {"eval_count", "prompt_eval_count", "eval_duration", "total_duration"} <= lines[-1].keys(), "it shows these"
 
-    title = {"model": name, "messages": TITLE, "stream": False, "options": {"num_predict": 1000}}
+    title = {"model": NAME, "messages": TITLE, "stream": False, "options": {"num_predict": 1000}}
     assert (await browser.document("POST", "/api/chat", title, **JSON, **USER))["message"]["content"] == SENTENCE
-    vectors = await browser.document(
-        "POST", "/api/embed", {"model": name, "input": ["a", "b"], "truncate": True}, **JSON
-    )
+    texts = {"input": ["a", "b"], "model": NAME}
+    vectors = await browser.document("POST", "/api/embed", texts, **JSON, **USER, Authorization="Bearer ")
     assert len(vectors["embeddings"]) == 2
-    loaded = await browser.document("GET", "/api/ps", **JSON)
-    assert [row["name"] for row in loaded["models"]] == [name]
-    unloaded = {"model": name, "prompt": "", "keep_alive": 0}
-    assert (await browser.document("POST", "/api/generate", unloaded, **JSON))["done_reason"] == "unload"
-    assert browser.serve.starts("ada") == 1
+    loaded = await browser.document("GET", "/api/ps", **JSON, **USER)
+    assert [row["name"] for row in loaded["models"]] == [NAME]
+    unloaded = {"model": NAME, "keep_alive": 0, "prompt": ""}
+    assert (await browser.document("POST", "/api/generate", unloaded, **JSON, **USER))["done_reason"] == "unload"
+
+
+async def test_open_webui_session_with_an_ollama_connection_succeeds(serve: Serving, browser: Browser) -> None:
+    await read_ollama_models(browser)
+    assert serve.starts("ada") == 0
+    await use_ollama_model(browser)
+    assert serve.starts("ada") == 1
+
+
+@pytest.mark.deep
+async def test_open_webui_session_succeeds_with_the_real_ollama(real: Browser) -> None:
+    await read_ollama_models(real)
+    await use_ollama_model(real)
 
 
 async def test_open_webui_session_with_an_openai_connection_succeeds(browser: Browser) -> None:
@@ -133,7 +169,7 @@ async def test_answer_stopped_in_open_webui_is_aborted_at_the_engine(
     body = json.dumps({"model": model, "messages": CHAT, "stream": True})
     async with (
         aiohttp.ClientSession(trust_env=True) as session,
-        session.post(browser.serve.url + path, data=body, headers=JSON | USER) as response,
+        session.post(browser.url + path, data=body, headers=JSON | USER) as response,
     ):
         assert await response.content.readany()
         response.close()  # as `cleanup_response` does
