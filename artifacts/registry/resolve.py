@@ -52,7 +52,7 @@ def detect_platform() -> Platform:
 async def resolve_reference(
     source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False, images: bool = False
 ) -> Resolved:
-    """Resolve a reference. `allow_unsafe`: as in `accepted_files.read_contents`; `images`: as in
+    """Resolve a reference. `allow_unsafe`: as in `artifact_contents.read_contents`; `images`: as in
     `manifest.select_manifest`. Raises RegistryError, BadManifestError.
     """
     answer = await source.manifest(of.repository, of.asked)

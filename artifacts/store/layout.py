@@ -1,6 +1,6 @@
-"""Paths in a node's store, and the record of a Copy. I/O.
+"""Paths in a node's store. I/O.
 
-Defines names and the format of `copy.json`. Only validated digests are used in paths. Nothing is shared between
+Only validated digests are used in paths. Nothing is shared between
 registries. Otherwise a registry could list a digest of another registry, permit access to it, and so give its callers
 content that it never had. Within a registry, files that two artifacts share are stored once, as hard links.
 

@@ -11,8 +11,8 @@ Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` 
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
 prefix that is not a setting is an error, so that a typing error is reported.
 
-Values in documents can be references to variables and files (`references`). They are replaced before validation, and
-only if the caller passes a reader of files: documents that were written by `to_yaml` contain values.
+Values in documents can be references to variables and files (`variable_and_file_references`). They are replaced before
+validation, and only if the caller passes a reader of files: documents that were written by `to_yaml` contain values.
 """
 
 from __future__ import annotations

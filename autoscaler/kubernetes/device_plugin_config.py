@@ -1,4 +1,9 @@
-"""The configurations of NVIDIA's device plug-in, and the ConfigMaps in which they may be. Pure."""
+"""The configurations of NVIDIA's device plug-in, and the ConfigMaps in which they may be. Pure.
+
+The node's label names its part of the ConfigMap of the NVIDIA device plug-in. Without a label it is the key `default`,
+or the only key, as in the plug-in's chart. The GPU operator has another rule, so from its ConfigMaps only a key named
+by a label is used.
+"""
 
 from __future__ import annotations
 

@@ -108,6 +108,15 @@ class Change(NamedTuple, Generic[T]):
     new: T | None
 
 
+class Failed(NamedTuple, Generic[T]):
+    """An object for which the callback raised an exception."""
+
+    seen: T | None
+    """The object that is to be reported; None: it was deleted."""
+    wait_s: float
+    due_s: float
+
+
 class SuspicionError(Exception):
     """The watch is connected but does not show a known change."""
 
@@ -147,21 +156,29 @@ class Watched(Generic[T]):
         """Why the watch fails now; empty: no problem."""
         self.fault = ""
         """The last exception that was caught; empty: all objects have been reported since."""
-        self._failed: dict[ObjectKey, T | None] = {}
-        """The objects for which the callback raised an exception."""
-        self._retry: asyncio.TimerHandle | None = None
-        self._retry_s = FAULT_RETRY_S
+        self._failed: dict[ObjectKey, Failed[T]] = {}
+        self._failed_changed = asyncio.Event()
         self.gap = False
         """The changes being reported were found by a full read, so the last states of deleted objects are unknown."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
         try:
-            await self._run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._run())
+                tasks.create_task(self._retry_failed())
         finally:
-            if self._retry is not None:
-                self._retry.cancel()
             self._api.unreadable.forget(self)
+
+    async def _retry_failed(self) -> None:
+        """Report each failed object again when it is due."""
+        while True:
+            self._failed_changed.clear()
+            try:
+                async with asyncio.timeout_at(min((one.due_s for one in self._failed.values()), default=None)):
+                    await self._failed_changed.wait()
+            except TimeoutError:
+                self._report_failed(asyncio.get_running_loop().time())
 
     async def _run(self) -> None:
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
@@ -224,6 +241,7 @@ class Watched(Generic[T]):
     def replace(self, key: ObjectKey, new: T) -> None:
         """Replace the facts of an object, which were read again from the same version of it."""
         self._report([(key, new)])
+        self._drop_failed(key)
 
     def _start_suspicion(self) -> None:
         if self._due_s is None:
@@ -234,7 +252,6 @@ class Watched(Generic[T]):
     async def _begin(self) -> None:
         """Read all objects. Report known objects that no longer exist as deleted."""
         missing = set(self.items)
-        self._failed.clear()
         self._versions = {}  # a list is authoritative, also after the server was restored from a backup
         if self._streams:
             try:
@@ -246,6 +263,8 @@ class Watched(Generic[T]):
         if not self._streams:
             self._version = await self._list(missing)
         self._report_gone(missing)
+        for key in [key for key, one in self._failed.items() if one.seen is not None and key not in self._versions]:
+            self._drop_failed(key)  # deleted before it could be reported
         self._api.unreadable.keep(self, self._versions)
         self._expected, self._due_s = 0, None
         if not self._failed:
@@ -315,6 +334,7 @@ class Watched(Generic[T]):
             seen = None
         elif isinstance(found, Unreadable):
             self._api.unreadable.add(self, found, self._path)
+            self._drop_failed(key)
             return
         else:
             try:
@@ -323,6 +343,7 @@ class Watched(Generic[T]):
                 reraise_memory_error(error)
                 one = self._not_read(found, f"{type(error).__name__}: {error}")
                 self._api.unreadable.add(self, one, self._path)
+                self._drop_failed(key)
                 return
         if self._report_contained(key, seen):
             self._api.unreadable.remove(self, *key)
@@ -362,28 +383,30 @@ class Watched(Generic[T]):
             self._report([(key, seen)])
         except Exception as error:  # noqa: BLE001  an exception of the callback must affect this object only
             reraise_memory_error(error)
-            self._failed[key] = seen
+            before = self._failed.get(key)
+            wait_s = FAULT_RETRY_S if before is None else min(2 * before.wait_s, FAULT_RETRY_S_MAX)
+            self._failed[key] = Failed(seen, wait_s, asyncio.get_running_loop().time() + wait_s)
+            self._failed_changed.set()
             self._set_fault(describe_error(error))
-            if self._retry is None:
-                self._retry = asyncio.get_running_loop().call_later(self._retry_s, self._report_failed)
             return False
-        if key in self._failed:
-            del self._failed[key]
-            if not self._failed:
-                self._retry_s = FAULT_RETRY_S
-                self._set_fault("")
+        self._drop_failed(key)
         return True
 
-    def _report_failed(self) -> None:
-        """Report the objects again for which the callback raised an exception."""
-        self._retry, self._retry_s = None, min(2 * self._retry_s, FAULT_RETRY_S_MAX)
-        for key, seen in list(self._failed.items()):
-            self.gap = seen is None
-            try:
-                if self._report_contained(key, seen):
-                    self._api.unreadable.remove(self, *key)
-            finally:
-                self.gap = False
+    def _drop_failed(self, key: ObjectKey) -> None:
+        """Do not report this object again: it was reported, or cannot be read any more."""
+        if self._failed.pop(key, None) is not None and not self._failed:
+            self._set_fault("")
+
+    def _report_failed(self, now_s: float) -> None:
+        """Report the failed objects again that are due."""
+        for key, one in [*self._failed.items()]:
+            if one.due_s <= now_s:
+                self.gap = one.seen is None
+                try:
+                    if self._report_contained(key, one.seen):
+                        self._api.unreadable.remove(self, *key)
+                finally:
+                    self.gap = False
 
     def _report(self, seen: list[tuple[ObjectKey, T | None]]) -> None:
         changes = list[Change[T]]()

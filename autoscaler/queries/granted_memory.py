@@ -1,4 +1,10 @@
-"""The memory that a replica is granted: its growth into free memory, and the limits of its engine. Pure."""
+"""The memory that a replica is granted: its growth into free memory, and the limits of its engine. Pure.
+
+Granted memory changes the size of the cache: the share of the device for engines with a paged cache, and the number of
+slots of llama.cpp if the document sets the context per slot, else the total context. Invariant: the limits passed to an
+engine fit the granted memory. `autoscaler.placement.index.elastic_requests` and `autoscaler.placement.memory_growth`
+grant it.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
-"""Corrects memory estimates by measurements, and computes what replicas do with less or more memory. Pure.
+"""Corrects memory estimates by measurements. Pure.
 
 Estimates are corrected upwards at once: the plan never counts less than the measured use of a replica. They are
 corrected downwards only after a replica has served for some time, and only to a margin above the maximum, since caches
 fill over time. A size in `gpu.memory` and a whole device are never corrected. A correction does not affect running
 replicas: memory is in a spec's hash only if the document requests it.
-
-Granted memory changes the size of the cache: the share of the device for engines with a paged cache, and the number of
-slots of llama.cpp if the document sets the context per slot, else the total context. Invariant: the limits passed to an
-engine fit the granted memory. `autoscaler.placement.index.elastic_requests` and `autoscaler.placement.memory_growth`
-grant it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The catalogue of Models and Tenants for gateways (interfaces, section 3). Pure."""
+"""Builds the catalogue of Models and Tenants for gateways, in full or as a difference. Pure.
+
+An entry contains no fields that only the autoscaler needs (weights, memory, commands, environment).
+"""
 
 from __future__ import annotations
 

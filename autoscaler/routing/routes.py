@@ -1,10 +1,9 @@
-"""Builds the messages for gateways: routes and the catalogue, in full or as the difference between two Worlds. Pure.
+"""Builds the routes for gateways, in full or as the difference between two Worlds. Pure.
 
 Messages depend only on Worlds, so that a slow gateway gets one larger delta and never a queue of them. Deltas applied
 in order equal the full message (checked by a property test). The passage of time is not a change: an expected wait is
 relative to its sending time, and the receiver counts down. Routes are withheld until the driver has listed all existing
-replicas, because gateways would drop those that a new leader does not know yet. An entry of the catalogue contains no
-fields that only the autoscaler needs (weights, memory, commands, environment).
+replicas, because gateways would drop those that a new leader does not know yet.
 """
 
 from __future__ import annotations

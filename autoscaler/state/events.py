@@ -218,7 +218,7 @@ class HistorySeen(StateRecord, frozen=True):
 
 
 class LessonLearnt(StateRecord, frozen=True):
-    """Placement values were learned or loaded. They are valid (`training_input.decode_placement_values`)."""
+    """Placement values were learned or loaded. They are valid (`training.decode_placement_values`)."""
 
     lesson: PlacementValues
 

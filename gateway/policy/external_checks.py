@@ -1,4 +1,4 @@
-"""External checks: the messages between a gateway and the server of a check, and the addresses that it may have. Pure.
+"""External checks: the messages between a gateway and the server of a check. Pure.
 
 A gateway posts a JSON object with the request or the answer, and the server returns `{"allow": true}` or
 `{"allow": false, "reason": "..."}` with status 200. Everything else is a failed check.
@@ -104,6 +104,3 @@ def read_verdict(status: int, content: bytes) -> Verdict:
         raise CheckFailedError("the response is not an object with allow and reason") from None
     printable = "".join(one if one.isprintable() else " " for one in found.reason[:_REASON_CHARS_MAX])
     return Verdict(found.allow, printable.strip())
-
-
-# --- addresses -------------------------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ class Policy:
         for entry in (model, tenant):
             for member, cap in entry.caps.items():
                 for same in same_members(member):
-                    self._caps[same] = min(cap, self._caps.get(same, cap))
+                    limit = max(cap, 1.0) if same in TOKEN_LIMITS else cap  # 0 tokens mean no limit for some engines
+                    self._caps[same] = min(limit, self._caps.get(same, limit))
         self._forced = _combined(model.forced, model.forced_by_name.get(name, {}), tenant.forced)
         dropped = _removed_members((*model.removed, *tenant.removed))
         forced = {same for member in self._forced for same in same_members(member)}
@@ -80,10 +81,9 @@ class Policy:
         self.answer_checks = tuple(one for one in (model.answer_check, tenant.answer_check) if one is not None)
 
     def _capped_default(self, member: str, text: str) -> str:
-        cap = self._caps.get(member)
-        if cap is None or _NUMBER.fullmatch(text) is None or float(text) <= cap:
+        if member not in self._caps or _NUMBER.fullmatch(text) is None:
             return text
-        return _render(cap)
+        return self._within_cap(member, float(text)) or text
 
     def edits(self, engine_path: bytes, names: Collection[str], values: Mapping[str, Raw]) -> dict[str, bytes | None]:
         """Return the new values of members as JSON; None removes one. Raises CallError 400.
@@ -108,18 +108,23 @@ class Policy:
         return out
 
     def _capped(self, name: str, value: bytes) -> bytes | None:
-        """Return another value if this one exceeds the cap. A limit of tokens below 1 means none for some engines: a
-        negative one for llama.cpp, and 0 for Ollama.
-        """
+        """Return another value if this one exceeds the cap."""
         if value == _NULL:
             return None
         text = value.decode("utf-8", "replace")
         if _NUMBER.fullmatch(text) is None:
             raise invalid_request(f"{name} must be a number", param=name)
-        cap, number = self._caps[name], float(text)
-        if 0 <= number < 1 <= cap and name in TOKEN_LIMITS:
-            return b"1"
-        return _render(cap).encode() if number > cap or (number < 0 and name in TOKEN_LIMITS) else None
+        capped = self._within_cap(name, float(text))
+        return None if capped is None else capped.encode()
+
+    def _within_cap(self, name: str, number: float) -> str | None:
+        """Return what replaces a number that exceeds the cap. A limit of tokens below 1 means none for some engines: a
+        negative one for llama.cpp, and 0 for Ollama.
+        """
+        cap = self._caps[name]
+        if name in TOKEN_LIMITS and 0 <= number < 1:
+            return "1"
+        return _render(cap) if number > cap or (number < 0 and name in TOKEN_LIMITS) else None
 
     def _check_case(self, names: Collection[str]) -> None:
         """Reject members that some engines take for one of the policy because they ignore case."""

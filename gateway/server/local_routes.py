@@ -1,4 +1,4 @@
-"""Responses that need no engine: `/`, health, preflights, the model list, unsupported methods; and CORS headers.
+"""Responses that need no engine: `/`, health, preflights, the model list, unsupported methods.
 
 The bodies are specified in interfaces, section 3. A model that the caller may not call is neither listed nor found.
 """

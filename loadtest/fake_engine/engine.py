@@ -1,4 +1,4 @@
-"""A fake engine: a process that responds like llama-server and fails on demand (`faults.FAULTS`). See its --help.
+"""A fake engine: a process that responds like llama-server and fails on demand (`arguments.FAULTS`). See its --help.
 
 It simulates slow starts, slots with a first-come, first-served queue, and a fixed token rate. Only its arguments
 control it, never its clients. It writes one transcript line per request, also for requests that its own faults cut

@@ -23,7 +23,7 @@ from autoscaler.capacity.attachable_nodes import (
 )
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
-from autoscaler.providers.kueue import objects as placeholder_pod
+from autoscaler.providers.kueue import objects as kueue_objects
 from autoscaler.providers.machine_set_watcher import list_machine_group_objects, read_machine_groups
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
@@ -60,7 +60,7 @@ class Api(NamedTuple):
 APIS: Mapping[str, Api] = {
     "karpenter": Api("Karpenter", "karpenter.sh", VERSIONS, ("nodepools", "nodeclaims")),
     "provisioningRequest": Api("ProvisioningRequest", "autoscaling.x-k8s.io", ("v1",), ("provisioningrequests",)),
-    "kueue": Api("Kueue", placeholder_pod.API, placeholder_pod.VERSIONS, ("localqueues", "workloads")),
+    "kueue": Api("Kueue", kueue_objects.API, kueue_objects.VERSIONS, ("localqueues", "workloads")),
     "cro": Api(
         "composable resources (CRO)", "cro.hpsys.ibm.ie.com", ("v1alpha1",),
         ("composabilityrequests", "composableresources"),
@@ -183,10 +183,8 @@ async def _provisioning(at: _At) -> Finding:
 async def _kueue(at: _At) -> Finding:
     queue = "" if at.entry.kueue is None else at.entry.kueue.local_queue
     where = at.place.engines
-    version = choose_served_version(
-        await at.place.server.find(f"/apis/{placeholder_pod.API}"), placeholder_pod.VERSIONS
-    )
-    found = await at.place.server.find(f"/apis/{placeholder_pod.API}/{version}/namespaces/{where}/localqueues/{queue}")
+    version = choose_served_version(await at.place.server.find(f"/apis/{kueue_objects.API}"), kueue_objects.VERSIONS)
+    found = await at.place.server.find(f"/apis/{kueue_objects.API}/{version}/namespaces/{where}/localqueues/{queue}")
     if found is None:
         fix = "create it, or set `capacity[].kueue.localQueue` to another one: kubectl get localqueues -n " + where
         return at.wrong(f"LocalQueue {queue} does not exist in namespace {where}", fix)

@@ -69,7 +69,10 @@ def key(sources: Sources) -> str:
 def find(sources: Sources) -> Path | None:
     """Returns the folder with the programs, or None if they have not been built. Raises BuildError."""
     folder = cache() / f"{sources.name}-{key(sources)}"
-    return folder if (folder / sources.programs[-1][0]).exists() else None
+    if not (folder / sources.programs[-1][0]).exists():
+        return None
+    os.utime(folder)  # a build in another clone removes folders that were not used for a week
+    return folder
 
 
 def build(sources: Sources) -> Path:

@@ -24,11 +24,11 @@ WRAPPERS = frozenset({"sudo", "env", "nice", "ionice", "nohup", "setsid", "timeo
 """Programs that start a runtime which follows their options, variables and numbers."""
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-OF_ACCOUNT = frozenset({"-u", "--user", "-g", "--group"})
-"""Options of `sudo` whose value is the next word; `-u` of `env` has one, too."""
+VALUED = frozenset({"-u", "--user", "-g", "--group", "-s", "--signal", "-c", "--class"})
+"""Options of wrappers whose value is the next word."""
 FLAGS = frozenset({"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--debug-full", "--insecure-registry"})
 """Global options of runtimes without a value."""
-PUBLISH, EVERYWHERE = frozenset({"-p", "--publish"}), frozenset({"", "0.0.0.0", "[::]"})  # noqa: S104  compared, not bound
+PUBLISH, EVERYWHERE = re.compile("-[a-zA-Z]*p|--publish"), frozenset({"", "0.0.0.0", "[::]", "::"})  # noqa: S104  compared, not bound
 """The option for `[ADDRESS:]PORT:CONTAINER_PORT`, and addresses that mean all."""
 CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 LABEL = "dev.pilotlight.replica"
@@ -80,7 +80,7 @@ def _find_runtime(argv: Sequence[str]) -> int | None:
         if PurePath(word).name in RUNTIMES:
             return position
         is_argument = position > 0 and (
-            word.startswith("-") or VARIABLE.match(word) or NUMBER.fullmatch(word) or argv[position - 1] in OF_ACCOUNT
+            word.startswith("-") or VARIABLE.match(word) or NUMBER.fullmatch(word) or argv[position - 1] in VALUED
         )
         if PurePath(word).name not in WRAPPERS and not is_argument:
             return None
@@ -91,14 +91,16 @@ def publishes_to_network(run: ContainerRun) -> bool:
     """Whether a published port has no address, so that other hosts reach the engine without a key."""
     for option, value in zip(run.options, (*run.options[1:], ""), strict=True):
         name, _, written = option.partition("=")
-        if name in PUBLISH:
+        if option in {"-P", "--publish-all"}:
+            return True
+        if PUBLISH.fullmatch(name):
             published = written or value
-        elif option.startswith("-p") and len(option) > 2:
+        elif option.startswith("-p"):
             published = option[2:]
         else:
             continue
         address, _, ports = published.rpartition(":")[0].rpartition(":")
-        if ports.isdecimal() and address in EVERYWHERE:
+        if ports.replace("-", "").isdecimal() and address in EVERYWHERE:
             return True
     return False
 

@@ -1,7 +1,7 @@
 """Converts KubeAI's Models (`kubeai.org/v1`) and their engines. Pure.
 
 Reads manifests, lists as kubectl prints them, values of KubeAI's chart `models`, and KubeAI's own configuration
-(`system`). A Model keeps its name and namespace. Every key of it is converted or reported. vLLM becomes engine `vllm`.
+(`config`). A Model keeps its name and namespace. Every key of it is converted or reported. vLLM becomes engine `vllm`.
 Ollama and Infinity become engine `command`, since each has its own way to select a model. A source without an
 equivalent raises ConversionError with the fix.
 """

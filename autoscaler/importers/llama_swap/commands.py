@@ -1,12 +1,8 @@
-"""Converts a command line of llama-swap to the engine of a Model, and expands its macros. Pure.
+"""Converts a command line of llama-swap to the engine of a Model. Pure.
 
 Pilotlight chooses ports, so a fixed port in the command is replaced; a command without a recognizable port has no
 equivalent. A llama-server with a weights file becomes engine `llama.cpp`, which sets file, host, port, name, slots and
 context itself. The number of visible devices becomes `gpu.count`.
-
-Macros are `${NAME}` in any value of a configuration and `${env.NAME}` anywhere in its text, where they are expanded
-first. A model's macros take precedence over global ones, and a macro may use earlier ones. `${PORT}` becomes
-Pilotlight's placeholder for the port.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ NO_KEYS = "clients' keys are not passed to engines: define keys in Tenant docume
 _ENGINE = re.compile(r"(?:^|[/:_-])(?:llama[-_.]?(?:server|cpp)|vllm|sglang)", re.IGNORECASE)
 """A program or image whose `--api-key` is the key that it requires of clients."""
 RUNTIMES = frozenset({"docker", "podman", "nerdctl"})
-_PUBLISHED = re.compile(r"((?:-p|--publish=)?)(\{port\}:[0-9]+(?:/tcp)?)")
+_PUBLISHED = re.compile(r"((?:-p|--publish=)?)(\{port\}:(?:[0-9]+|\{port\})(?:/tcp)?)")
 _FLAG = re.compile(r"--?[a-zA-Z]")
 _SERVER = re.compile(r"(?:.*/)?llama-server(?:[-_.][\w.-]*)?")
 _PROXY = re.compile(r"(https?)://(\[[^\]]+\]|[^/:]+)(?::(\d+|\{port\}))?(/.*)?")
@@ -146,13 +142,15 @@ def _without_keys(words: list[str], sketch: Sketch) -> list[str]:
 
 def _local_container(words: list[str], sketch: Sketch) -> list[str]:
     """Return a command that runs a container, with its port on 127.0.0.1 only and the devices chosen by Pilotlight."""
-    run = next((at for at, word in enumerate(words) if word == "run"), 0)
-    if not run or words[run - 1].rpartition("/")[2] not in RUNTIMES:
+    runtime = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in RUNTIMES), len(words))
+    run = next((at for at, word in enumerate(words) if word == "run" and at > runtime), 0)
+    if not run or "compose" in words[runtime:run]:
         return words
     line = CommandLine(words)
     devices = line.take("--gpus", when=lambda value: "device=" in value)
     if devices is not None:
-        count = devices.count(",") + 1
+        chosen = devices.strip("'\"").partition("device=")[2].split(",")
+        count = next((at for at, one in enumerate(chosen) if "=" in one), len(chosen))
         sketch.spec["gpu"] = {"count": count}
         sketch.tell("cmd --gpus", f"Pilotlight chooses the devices; spec.gpu.count is {count}")
         line.left[run + 1 : run + 1] = ["--gpus", "all"]
@@ -191,7 +189,8 @@ def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
     if port != PORT:
         fixed = re.compile(rf"((?:.*[=:])?){port}((?::.*)?)")
         matches = (fixed.fullmatch(word) for word in words)
-        words = [word if m is None else f"{m[1]}{PORT}{m[2]}" for word, m in zip(words, matches, strict=True)]
+        alone = re.compile(rf"(?<![0-9]){port}(?![0-9])")  # both sides of 9000:9000
+        words = [word if m is None else alone.sub(PORT, word) for word, m in zip(words, matches, strict=True)]
     if not any(PORT in word for word in words):
         raise ConversionError("cmd: the port was not found: pass it as ${PORT}, as a separate word or after = or :")
     return words

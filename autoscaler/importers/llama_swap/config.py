@@ -3,6 +3,10 @@
 A model whose command is a llama-server with a weights file gets engine `llama.cpp`; any other gets engine `command`,
 with placeholders for values that Pilotlight chooses (`commands`). Model ids and aliases stay the same for clients. API
 keys become a Tenant with their hashes. Every key is converted or reported.
+
+Macros are `${NAME}` in any value of a configuration and `${env.NAME}` anywhere in its text, where they are expanded
+first. A model's macros take precedence over global ones, and a macro may use earlier ones. `${PORT}` becomes
+Pilotlight's placeholder for the port.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Defines the types of `status`, derives a status from the `World`, and restores l
 Times are whole seconds UTC; a reading of both clocks (`now_s`, `unix_now_s`) converts them from the monotonic clock of
 the `World`.
 
-`list_subjects` joins the Model objects that `watcher` reads (with UID and generation) with the names of their Models in
-the installation. Every object is a subject, whether or not it is in force.
+`list_subjects` joins the Model objects that `document_watcher` reads (with UID and generation) with the names of their
+Models in the installation. Every object is a subject, whether or not it is in force.
 """
 
 from __future__ import annotations

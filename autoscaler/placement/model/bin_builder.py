@@ -1,5 +1,5 @@
-"""Converts the `World` into the packer's types: a `Bin` per slice with its occupants, host resources, the start locks
-of devices, and placement requests.
+"""Converts the `World` into the packer's types: a `Bin` per slice with its occupants, host resources, and the start
+locks of devices.
 
 Also computes the free amounts, and when each replica may be evicted. Invariants: a slice not known to be clean is not
 free, and a replica of unknown load is busy.

@@ -1,6 +1,6 @@
 """Represents capacity orders as ProvisioningRequests (autoscaling.x-k8s.io/v1) and reads their conditions. Pure.
 
-Defines Pilotlight's labels and annotations; the reasons of conditions are those of Cluster Autoscaler and the clouds.
+The reasons of conditions are those of Cluster Autoscaler and the clouds.
 The object contains the whole order, for a new leader. BookingExpired with the reason CONSUMED is not a failure: all
 pods of the request exist.
 """

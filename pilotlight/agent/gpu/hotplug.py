@@ -288,6 +288,3 @@ def _let_go(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
         if not job.taken:
             return Step("take", (job.bus,))
     return Step("remove", (job.bus,))
-
-
-# --- output of programs and files -------------------------------------------------------------------------------------

@@ -105,7 +105,10 @@ def serving(folder: Path) -> Iterator[OllamaServer]:
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     until_s = time.monotonic() + STARTS_S_MAX
     while True:
-        with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(f"{url}/api/version"):
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            urllib.request.urlopen(f"{url}/api/version", timeout=5),
+        ):
             return
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < until_s, log.read_text()

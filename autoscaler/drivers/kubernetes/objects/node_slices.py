@@ -1,13 +1,7 @@
-"""Nodes as inventory: the facts kept about nodes and about pods that are not ours, and the resulting slices. Pure.
+"""Nodes as inventory: the facts kept about nodes, and the resulting slices. Pure.
 
-Parses Node objects; the Slicers (`autoscaler.slicing`) know how a node's devices are shared. Of other pods only the
-node, devices, CPU and memory are kept, which are unavailable to us. Devices that our own pods hold under ids that no
-longer exist, because the node's sharing changed, are counted in the same way. A pod of ours without slices counts as
-another's, because the scheduler chooses its node. The limit of pods per node is not checked.
-
-The node's label names its part of the ConfigMap of the NVIDIA device plug-in. Without a label it is the key `default`,
-or the only key, as in the plug-in's chart. The GPU operator has another rule, so from its ConfigMaps only a key named
-by a label is used.
+Parses Node objects; the Slicers (`autoscaler.slicing`) know how a node's devices are shared. The limit of pods per node
+is not checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Pods of others, and what they take of nodes. Pure."""
+"""Pods that are not ours, and what they take of nodes. Pure.
+
+Only the node, devices, CPU and memory of such pods are kept, which are unavailable to us. Devices that our own pods
+hold under ids that no longer exist, because the node's sharing changed, are counted in the same way. A pod of ours
+without slices counts as another's, because the scheduler chooses its node.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -335,22 +336,37 @@ async def test_only_the_object_whose_callback_raises_is_unknown_until_a_retry(mo
     ]  # fmt: skip
 
 
-async def test_failing_callback_is_retried_after_5_10_and_at_most_300_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = list[float]()
-
-    def call_later(wait_s: float, retry: Callable[[], None]) -> None:
-        waits.append(wait_s)
-        retries.append(retry)
-
+async def test_failing_callback_is_retried_after_5_10_and_at_most_300_s() -> None:
     def changed(_: list[Change[str]]) -> None:
         raise KeyError(7)
 
-    retries = list[Callable[[], None]]()
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
-    server = Server()
+    server, waits = Server(), list[float]()
     server.unreadable.fault = lambda *_: None  # the exception is expected
     watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), changed)
     watched._see("ADDED", thing("a", 1, "a1"), None)
     for _ in range(8):
-        retries.pop()()
-    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+        (failed,) = watched._failed.values()
+        waits.append(failed.wait_s)
+        watched._report_failed(failed.due_s - 0.001)
+        assert [*watched._failed.values()] == [failed], "it is not due yet"
+        watched._report_failed(failed.due_s)
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
+
+
+async def test_failed_object_that_becomes_unreadable_is_not_reported_again() -> None:
+    seen, raises = list[str](), True
+
+    def changed(changes: list[Change[str]]) -> None:
+        seen.extend(one.new or "" for one in changes)
+        if raises:
+            raise KeyError(7)
+
+    server = Server()
+    server.unreadable.fault = lambda *_: None  # the exception is expected
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"].strip()), changed)
+    watched._see("ADDED", thing("a", 1, "a1"), None)
+    raises = False
+    watched._see("MODIFIED", {**thing("a", 2), "text": None}, None)
+    watched._report_failed(math.inf)
+    assert (seen, watched.fault, known(watched)) == (["a1"], "", {})
+    assert [name for _, name in server.unreadable.names(watched)] == ["a"]

@@ -127,6 +127,9 @@ def test_cap_on_tokens_applies_to_each_member_that_limits_tokens(name: str) -> N
     capped = policy(caps={"max_tokens": 100})
     for sent, expected in ((1e6, 100), (101, 100), (100, 100), (7, 7), (-1, 100), (-2, 100), (0, 1), (0.5, 1)):
         assert members(capped, CHAT, **{name: sent}) == {name: expected}
+        default = policy(entry(caps={"max_tokens": 100}), defaults={name: sent})
+        assert members(default) == {"max_tokens": expected}
+    assert members(policy(caps={name: 0}), CHAT, **{name: 50}) == {name: 1}, "0 would mean no limit in Ollama"
     body = b'{"model":"m","%b":%b}'
     for number in (b"1e999", b"9" * 300, b"100.5", b"1E+3"):
         assert json.loads(edited(capped, CHAT, body % (name.encode(), number)))[name] == 100

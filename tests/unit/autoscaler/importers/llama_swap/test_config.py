@@ -146,6 +146,10 @@ def test_every_unsupported_global_key_is_noted() -> None:
             "docker run -p 9000:80 img", {"proxy": "http://127.0.0.1:9000"},
             ["docker", "run", "-p", "127.0.0.1:{port}:80"],
         ),
+        (
+            "docker --context gpu container run -p9000:9000 img --port 9000", {"proxy": "http://127.0.0.1:9000"},
+            ["docker", "--context", "gpu", "container", "run", "-p127.0.0.1:{port}:{port}", "img", "--port", "{port}"],
+        ),
         ("podman run --publish=${PORT}:80/tcp img", {}, ["podman", "run", "--publish=127.0.0.1:{port}:80/tcp"]),
         ("docker run -p 0.0.0.0:${PORT}:80 img", {}, ["docker", "run", "-p", "0.0.0.0:{port}:80"]),
         ("engine 90001 9000", {"proxy": "http://[::1]:9000"}, ["engine", "90001", "{port}"]),
@@ -272,6 +276,8 @@ def test_devices_of_an_imported_docker_command_become_the_gpu_count() -> None:
     assert spec["gpu"] == {"count": 2}
     assert spec["command"] == ["docker", "run", "--gpus", "all", "-p", "127.0.0.1:{port}:80"]
     assert dict(taken.notes)["cmd --gpus"] == "Pilotlight chooses the devices; spec.gpu.count is 2"
+    taken = model("docker run --gpus '\"device=0,capabilities=utility\"' -p ${PORT}:80 img")
+    assert spec_of(taken)["gpu"] == {"count": 1}
 
 
 DOCKER = "docker run --rm -p ${PORT}:8080 -v /m:/models"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.providers import order_annotations
 from autoscaler.providers.kube import Object
-from autoscaler.providers.kueue import objects as placeholder_pod
+from autoscaler.providers.kueue import objects as kueue_objects
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX
@@ -35,7 +35,7 @@ WORKLOADS = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/workloads"
 class KueueRig:
     """A `Rig` in virtual time; the simulated Kueue runs every second."""
 
-    def __init__(self, gpus: int = 2, version: str = placeholder_pod.VERSIONS[0]) -> None:
+    def __init__(self, gpus: int = 2, version: str = kueue_objects.VERSIONS[0]) -> None:
         self.gpus, self.version, self.settings = gpus, version, settings(4)
         self.server: PlayedServer
         self.kueue: FakeKueue
@@ -44,8 +44,8 @@ class KueueRig:
         async def whole() -> None:
             clock = asyncio.get_running_loop().time
             self.server = PlayedServer(lambda: UNIX_S + clock())
-            self.server.put(f"/apis/{placeholder_pod.API}", {"versions": [{"version": self.version}]})
-            queues = QUEUES.replace(placeholder_pod.VERSIONS[0], self.version)
+            self.server.put(f"/apis/{kueue_objects.API}", {"versions": [{"version": self.version}]})
+            queues = QUEUES.replace(kueue_objects.VERSIONS[0], self.version)
             self.server.put(f"{queues}/serving", {"spec": {"clusterQueue": "gpus"}})
             self.kueue = FakeKueue(self.server, NAMESPACE, clock, {"w1": self.gpus}, version=self.version)
             await scenario
@@ -72,9 +72,9 @@ class KueueRig:
     def use(self, name: str) -> None:
         """Let a replica's pod take the place of the placeholder."""
         kept = self.server.objects.pop(f"{PODS}/{name}")
-        one = placeholder_pod.read_place(kept)
+        one = kueue_objects.read_place(kept)
         assert one is not None
-        marks = placeholder_pod.place_to_lease(one, None, "serving").marks
+        marks = kueue_objects.place_to_lease(one, None, "serving").marks
         assert marks.instead == name
         taker = {
             "metadata": {"labels": marks.labels, "annotations": marks.annotations},
@@ -151,7 +151,7 @@ async def test_provider_uses_an_older_kueue_api_and_fails_without_kueue(rig: Kue
     await rig.go_on()
     assert (await only(provider)).says.startswith("Kueue can never admit its Workload"), "its Workload is read"
     await provider.release(release(order((await provider.offers())[0], 0)))
-    del rig.server.objects[f"/apis/{placeholder_pod.API}"]
+    del rig.server.objects[f"/apis/{kueue_objects.API}"]
     with pytest.raises(RefusedError, match="Kueue is not installed"):
         await provider.offers()
 
@@ -179,7 +179,7 @@ async def test_unscheduled_placeholder_can_be_replaced_only_if_it_has_quota(rig:
     await rig.go_on()
     shown = {one.name: one for one in await provider.list()}
     assert {one.phase for one in shown.values()} == {"coming"}
-    assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (placeholder_pod.GATE,))
+    assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (kueue_objects.GATE,))
     assert shown[second].marks == NO_MARKS
 
 
@@ -227,7 +227,7 @@ async def test_order_stays_listed_while_a_replica_replaces_its_placeholder(rig: 
     await rig.go_on()
     shown = await only(provider)
     assert (shown.name, shown.phase, shown.node, shown.marks.instead) == (name, "here", "w1", "")
-    assert shown.marks.gates == (placeholder_pod.GATE,)
+    assert shown.marks.gates == (kueue_objects.GATE,)
     assert not rig.server.objects[f"{PODS}/replica"]["spec"]["schedulingGates"], "its quota is the one that was kept"
     await rig.server.delete(f"{PODS}/replica")
     await rig.go_on()
