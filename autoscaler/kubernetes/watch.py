@@ -163,11 +163,15 @@ class Watched(Generic[T]):
 
     async def run(self) -> None:
         """Watch until cancelled."""
+        tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._retry_failed())]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._run())
-                tasks.create_task(self._retry_failed())
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task  # raises its exception; neither returns
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._api.unreadable.forget(self)
 
     async def _retry_failed(self) -> None:
