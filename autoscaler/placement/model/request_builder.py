@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoscaler.placement.model.tenant_isolation import NOBODY, TenantSet
+from autoscaler.placement.model.tenant_isolation import NO_TENANT, TenantSet
 from autoscaler.placement.model.types import (
     EvictionLevel,
     NodeConstraints,
@@ -73,5 +73,5 @@ def build_request_shape(model: Model, defaults: Pod | None = None) -> RequestSha
 def tenant_set_of(model: Model | None) -> TenantSet:
     """Return the tenants that a model is limited to. None: the model no longer exists."""
     if model is None:
-        return NOBODY
-    return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
+        return NO_TENANT
+    return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NO_TENANT

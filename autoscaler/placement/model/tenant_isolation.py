@@ -23,7 +23,7 @@ _OTHERS_CHOOSE = frozenset({TIMESLICE, MPS, KAI, VOLCANO})
 """Sharing modes in which another component chooses the device. Volcano accepts a chosen device only since July 2026."""
 TenantSet = tuple[TenantName, ...]
 """The tenants that a model is limited to, sorted; empty: no limit."""
-NOBODY: Final[TenantSet] = (TenantName(""),)
+NO_TENANT: Final[TenantSet] = (TenantName(""),)
 """For a model with an empty tenant list, or of unknown tenants: conflicts with all models that list tenants."""
 TRUSTS_MAX: Final = 256
 """Tenant sets with a cached mask of free lanes."""

@@ -1,4 +1,4 @@
-"""ResourceQuotas on devices of a namespace: their limits, and what is left of them. Pure."""
+"""Reads ResourceQuotas that limit the GPUs of a namespace, and computes the unused number. Pure."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ CALLS_TEMPLATE = (
     "{{ end }}<|say|>"
 )
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-USER = {"role": "user", "content": "Who is there?"}
+USER = {"role": "user", "content": "Hello"}
 WEATHER = {
     "type": "function",
     "function": {

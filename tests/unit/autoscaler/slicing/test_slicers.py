@@ -169,8 +169,8 @@ def test_pod_limits_on_all_open_slices_do_not_exceed_node_allocatable(one: slice
 @every_node
 def test_gpus_managed_by_another_slicer_are_not_offered_twice(one: sliced.Example) -> None:
     """A device plug-in counts these GPUs nevertheless. ResourceSlices apply only if no plug-in counts the GPUs."""
-    beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
-    kinds = {slice_.kind for slice_ in slicers.list_slices(beside)}
+    with_gpus = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
+    kinds = {slice_.kind for slice_ in slicers.list_slices(with_gpus)}
     maker = one.slicer.kind
     nvidias = maker in {"hami", "mig", "volcano", "kai"}
     assert kinds == ({maker} if nvidias else {"whole"} if maker == "dra" else {maker, "whole"})

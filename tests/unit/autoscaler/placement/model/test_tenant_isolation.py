@@ -18,7 +18,7 @@ from autoscaler.explain.model import explain_model
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.request_builder import tenant_set_of
 from autoscaler.placement.model.tenant_isolation import (
-    NOBODY,
+    NO_TENANT,
     Domain,
     DomainOccupancy,
     TenantSet,
@@ -38,7 +38,7 @@ from tests.support.builders.worlds import GI, T0, drain, gateway, kinds, level, 
 from tests.support.example_budget import examples
 
 ACME, BOLT = TenantName("acme"), TenantName("bolt")
-TRUSTS: tuple[TenantSet, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NOBODY)
+TRUSTS: tuple[TenantSet, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NO_TENANT)
 APART = {"mps": Isolation.MEMORY, "hami": Isolation.MEMORY, "mig": Isolation.HARDWARE}
 FOR_OTHERS = "a shared device of its node is in use for other tenants (a)"
 
@@ -144,7 +144,7 @@ def test_draining_replica_of_a_deleted_model_blocks_models_with_tenants() -> Non
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     assert kinds(plan(calls([B], TWO, [going], "b"), T0)) == []
     assert kinds(plan(calls([own("b")], TWO, [going], "b"), T0)) == ["start b"]
-    assert tenant_set_of(None) == tenant_set_of(model("x", tenants=())) == NOBODY
+    assert tenant_set_of(None) == tenant_set_of(model("x", tenants=())) == NO_TENANT
 
 
 def test_only_the_first_of_two_models_of_different_tenants_gets_the_device() -> None:
