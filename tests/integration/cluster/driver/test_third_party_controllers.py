@@ -13,7 +13,6 @@ from typing import Any, Final
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object
 from autoscaler.state.events import Seen
@@ -80,7 +79,7 @@ async def test_injected_init_container_that_blocks_the_engine_fails_the_start(
     """kserve/kserve#3254, banzaicloud/koperator#432, grafana/rollout-operator#466."""
     for reason in ("ImagePullBackOff", "CrashLoopBackOff"):
         monkeypatch.setitem(pod_state._INIT_PATIENCE_S, reason, WAITS_S)
-    monkeypatch.setattr(pods, "INJECTED_S_MAX", WAITS_S)
+    monkeypatch.setattr(pod_state, "INJECTED_S_MAX", WAITS_S)
     (state, more), (one, of) = container, scene.engine("r1")
     scene.node.fall_silent()  # the status is written below
     patch = [{"op": "add", "path": "/spec/initContainers", "value": [proxy(**more)]}]
