@@ -29,7 +29,7 @@ from gateway import errors
 from gateway.control import fault_containment
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.effects import Effect, Grant, ModelFaulted, ReportNow
+from gateway.dispatch.effects import Effect, Grant, Refuse, ReportNow
 from gateway.errors import CallError
 from gateway.exception_handling import describe_error, reraise_memory_error
 from gateway.http.body_buffers import Body, ChunkedBody
@@ -226,7 +226,8 @@ class Gateway(GatewayContext):
     def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:
         """Handle the outcome of a request."""
         call = proxied_call.call
-        self._calls.pop(call, None)
+        if call in self._calls:
+            del self._calls[call]
         if self.closing:
             self._quiet.set()
         effects = self.dispatch.finish(call, now_s, outcome)
@@ -305,22 +306,20 @@ class Gateway(GatewayContext):
     def perform(self, effects: Iterable[Effect]) -> None:
         """Perform dispatch effects in order."""
         for effect in effects:
-            if isinstance(effect, ReportNow):
-                self.on_report()
-                continue
-            if isinstance(effect, ModelFaulted):
-                fault_containment.report_fault(effect.model, "dispatch", describe_error(effect.error))
-                self._fail_waiting(effect.model)
-                continue
-            call = effect.call
             try:
-                proxied_call = self._calls[call]
                 if isinstance(effect, Grant):
-                    proxied_call.granted(effect.address)
+                    self._calls[effect.call].granted(effect.address)
+                elif isinstance(effect, Refuse):
+                    self._calls[effect.call].refused(effect.error)
+                elif isinstance(effect, ReportNow):
+                    self.on_report()
                 else:
-                    proxied_call.refused(effect.error)
-            except Exception as error:  # noqa: BLE001 - the other requests get their effects
-                self.fail_faulty(call, error)
+                    fault_containment.report_fault(effect.model, "dispatch", describe_error(effect.error))
+                    self._fail_waiting(effect.model)
+            except Exception as error:
+                if not isinstance(effect, (Grant, Refuse)):
+                    raise
+                self.fail_faulty(effect.call, error)
 
     def _fail_waiting(self, model: ModelName) -> None:
         """After an exception of dispatch emptied the queue of a model: end its requests that are still waiting."""

@@ -12,6 +12,7 @@ import select
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -129,7 +130,7 @@ class Cell:
         self.end = end
 
 
-_encode = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Telemetry:

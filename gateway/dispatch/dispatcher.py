@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Final
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Level, ModelName, Report, ReportAnswer, RoutesDelta
 from gateway import errors
@@ -23,9 +24,11 @@ from gateway.dispatch.model_dispatcher import Bounce, ModelDispatcher, SharedCou
 from gateway.dispatch.routing_table import Changes, Routes
 from gateway.exception_handling import reraise_memory_error
 
-_PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
-_REPORT_NOW = ReportNow()
-_NO_FAULTS: dict[ModelName, Exception] = {}
+_PARKED: Final = CallState.PARKED
+_RUNNING: Final = CallState.RUNNING
+_ENDED: Final = CallState.ENDED
+_REPORT_NOW: Final = ReportNow()
+_NO_FAULTS: Final[dict[ModelName, Exception]] = {}
 
 
 class Dispatcher:

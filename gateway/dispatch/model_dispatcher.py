@@ -9,7 +9,7 @@ dispatcher is independent of other models.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 from autoscaler.contract import ModelEntry, ModelName, QueueLimits, TenantName
 from gateway import errors
@@ -22,10 +22,11 @@ from gateway.dispatch.routing_table import Routes
 from gateway.dispatch.slots import Hold, ModelRoutes
 from gateway.errors import MAX_RETRY_AFTER_S, CallError
 
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S: Final = 1.0
 """Retry-After if no better value is known."""
-PAUSED_RETRY_AFTER_S = 60.0
-RETRIES_PER_GRANT, RETRIES_MAX = 0.1, 10.0
+PAUSED_RETRY_AFTER_S: Final = 60.0
+RETRIES_PER_GRANT: Final = 0.1
+RETRIES_MAX: Final = 10.0
 """The retry budget of a model: a token bucket, so that a broken model costs at most a tenth more."""
 
 _LAST_WORDS: dict[str, Callable[[], CallError]] = {
@@ -41,8 +42,10 @@ _LAST_WORDS: dict[str, Callable[[], CallError]] = {
 Bounce = Literal["connect", "reset", "busy", "timeout"]
 """How an engine failed before the commit point."""
 
-_PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
-_NO_ENTRY = QueueLimits()
+_PARKED: Final = CallState.PARKED
+_RUNNING: Final = CallState.RUNNING
+_ENDED: Final = CallState.ENDED
+_NO_ENTRY: Final = QueueLimits()
 
 
 class SharedCounters:

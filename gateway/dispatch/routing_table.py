@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, ReplicaUse, Route, RoutesDelta
 from gateway.dispatch.slots import Hold, ModelRoutes
 from gateway.exception_handling import reraise_memory_error
 
-READY = "ready"
-GONE = "gone"
-LEAVING = frozenset(("draining", "stopping"))
+READY: Final = "ready"
+GONE: Final = "gone"
+LEAVING: Final = frozenset(("draining", "stopping"))
 """States of a replica with a planned shutdown; a failed replica is removed from Routes."""
 
 

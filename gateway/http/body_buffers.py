@@ -10,12 +10,12 @@ was allocated meanwhile.
 from __future__ import annotations
 
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from gateway.http.body_scan import Scan
 
-LARGE_BYTES = 256 << 10
+LARGE_BYTES: Final = 256 << 10
 """A larger body is read by a Scan, in steps, instead of at once. Up to this size, reading takes 1 to 2 ms."""
 _SMALL_BYTES, _SHARED_BYTES = 16 << 10, 64 << 10
 """Smaller pieces share a buffer, which gets no more pieces once it has this length."""

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
 from gateway.http.body_buffers import Body
 from gateway.http.host_check import HostCheck, host_name
 
-HEAD_BYTES_MAX = 64 << 10
+HEAD_BYTES_MAX: Final = 64 << 10
 """Including the final empty line; above it 431."""
-HEADERS_MAX = 100
+HEADERS_MAX: Final = 100
 """Header lines in one head; above it 431."""
-CHUNKED = -1
+CHUNKED: Final = -1
 """Body length if Transfer-Encoding determines it."""
 KNOWN_MAX, KNOWN_BYTES_MAX = 512, 2 << 10
 """Cache of parsed heads: number of entries, and maximum bytes of one; at most a few MiB."""

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 from gateway.http.request_head import FIELD, TRAILERS, connection_names
 
-HEAD_BYTES_MAX = 64 << 10
+HEAD_BYTES_MAX: Final = 64 << 10
 """Limit of one response head, including preceding interim ones."""
-INTERIM_MAX = 8
+INTERIM_MAX: Final = 8
 """Maximum number of 1xx heads before the final one."""
 KNOWN_MAX, KNOWN_BYTES_MAX = 256, 1 << 10
 """Cache of parsed heads: number of entries, and maximum bytes of one."""
-TRAILER_BYTES_MAX = 4 << 10
+TRAILER_BYTES_MAX: Final = 4 << 10
 """Limit of the last chunk's line, trailers and the empty line; they are read and dropped."""
 TAIL_PIECES: Final = 4
 TAIL_PIECE_BYTES: Final = 2 << 10
@@ -32,15 +32,15 @@ CRUMB_BYTES: Final = 64
 STEP_BYTES: Final = 16 << 10
 """Bytes walked per step if the body costs work per byte (chunks, events): it may consist of one-byte pieces."""
 
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
 
-_HEAD = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?((?:" + FIELD + rb")*+)")
-_NO_HEAD = re.compile(rb"[^\r]\n|\r[^\n]|[^\t\r\n\x20-\x7e\x80-\xff]")
+_HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?((?:" + FIELD + rb")*+)")
+_NO_HEAD: Final = re.compile(rb"[^\r]\n|\r[^\n]|[^\t\r\n\x20-\x7e\x80-\xff]")
 """Bytes invalid in any head: half of a line end, control characters."""
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 """Chunk extensions are rejected: no engine sends any, and a client might parse them differently."""
-SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
-_LENGTH_DIGITS_MAX = 15
+SIZE_BEGUN: Final = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
+_LENGTH_DIGITS_MAX: Final = 15
 
 PASSED = frozenset(
     {
@@ -49,7 +49,7 @@ PASSED = frozenset(
     }
 )  # fmt: skip
 """Engine headers passed on to the client. All others are dropped: hop-by-hop headers and internals of the engine."""
-STREAM_FIELDS = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+STREAM_FIELDS: Final = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
 """Header lines of an event stream: proxies neither store it nor, as nginx does by default, buffer it."""
 _ONCE = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"})
 

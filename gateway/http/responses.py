@@ -6,13 +6,15 @@ Every head carries the request id and frames its body in one way. Engine headers
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.errors import CallError, reason_phrase, render_error_body, render_error_headers
 from gateway.http.response_reader import STREAM_FIELDS
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_CLOSE = b"connection: close\r\n"
-_BODILESS = (204, 304)
+_CLOSE: Final = b"connection: close\r\n"
+_BODILESS: Final = (204, 304)
 
 
 def _line(status: int) -> bytes:
@@ -20,7 +22,7 @@ def _line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {'OK' if reason == 'Error' and status < 400 else reason}\r\n".encode()
 
 
-_LINES = {status: _line(status) for status in range(200, 600)}
+_LINES: Final = {status: _line(status) for status in range(200, 600)}
 
 
 def render_head(

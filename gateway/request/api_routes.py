@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Dialect = Literal["openai", "anthropic", "jina", "vllm", "ollama"]
 
@@ -132,14 +132,14 @@ OLLAMA_DELETE = {
     )
 }  # fmt: skip
 
-_POST = OPENAI | ANTHROPIC | RERANK_AND_TOKENIZE | OLLAMA
-_GET = (
+_POST: Final = OPENAI | ANTHROPIC | RERANK_AND_TOKENIZE | OLLAMA
+_GET: Final = (
     GET
     | OLLAMA_GET
     | {b"/": Operation(Kind.LANDING)}
     | {path: Operation(Kind.HEALTH) for path in (b"/health", b"/healthz", b"/v1/health")}
 )
-_PREFLIGHT = Operation(Kind.PREFLIGHT)
+_PREFLIGHT: Final = Operation(Kind.PREFLIGHT)
 _SEGMENT = rb"[A-Za-z0-9(\[][A-Za-z0-9._:@+()\[\] -]*+"
 _NAME = re.compile(_SEGMENT + rb"(?:/" + _SEGMENT + rb")*+")
 """A model's name in a path; it may be `namespace/name` or `model:adapter`. No segment begins with a dot."""

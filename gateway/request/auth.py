@@ -8,9 +8,9 @@ same response and cost the same work, so that none can be found out by probing. 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from functools import lru_cache
 from hashlib import sha256
+from typing import Final
 
 from autoscaler.contract import (
     DEFAULT_TENANT,
@@ -27,10 +27,10 @@ from gateway.request.model_names import ModelNames
 
 SALTS_MAX = 10_000
 """Cache size for tenants' salts."""
-CALLING_ROLES = frozenset({"tenant", "operator"})
+CALLING_ROLES: Final = frozenset({"tenant", "operator"})
 """Roles whose keys may call a model; viewer and finance only read on the operations port."""
 
-_NOBODY = (0.0, TenantEntry(name=TenantName("")))
+_NOBODY: Final = (0.0, TenantEntry(name=TenantName("")))
 
 
 class Directory:
@@ -76,7 +76,7 @@ class Directory:
             return self.names.update(delta.models, delta.models_gone)
         return {}
 
-    def authenticate(self, keys_sha256: Collection[str], now_unix_s: float) -> TenantEntry:
+    def authenticate(self, keys_sha256: tuple[str, ...], now_unix_s: float) -> TenantEntry:
         """Return the tenant of the valid one of these keys, given by their hashes. Raises CallError 401.
 
         Without `keys_needed` every request belongs to tenant `default`. Clients may send the key of another service in

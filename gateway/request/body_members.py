@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -24,7 +25,7 @@ from gateway.request.multipart import Form, edit_multipart, read_multipart, scan
 
 __all__ = ["Form", "Peek", "edit_body", "edit_json", "edit_multipart", "read_body", "read_json", "read_multipart"]
 
-_COLONS_MAX = 20_000
+_COLONS_MAX: Final = 20_000
 """A body with more colons is parsed only if at most this many are outside the members that may be large."""
 
 
@@ -54,12 +55,12 @@ class Peek:
         """All top-level members in order, by decoded name; for a large body only those that the gateway reads."""
 
 
-_MEMBERS = msgspec.json.Decoder(dict[str, Raw])
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
 _LARGE = msgspec.json.Decoder(LargeMembers)
-_TEXT = msgspec.json.Decoder(str)
+_TEXT: Final = msgspec.json.Decoder(str)
 _USAGE = frozenset({"include_usage"})
-_UNWATCHED = frozenset[str]()
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UNWATCHED: Final = frozenset[str]()
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some clients write it before JSON. Parsers differ on it, so engines never get it."""
 _BEGIN_BYTES = 4 << 10
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+\{")
@@ -147,7 +148,8 @@ def read_json(
     same as the resulting one.
     """
     if isinstance(body, bytes):
-        body = body.removeprefix(_BYTE_ORDER_MARK)
+        if body and body[0] == _BYTE_ORDER_MARK[0]:
+            body = body.removeprefix(_BYTE_ORDER_MARK)
         members = _members(body)
         forbidden_fields.check_members(members, members)
     else:

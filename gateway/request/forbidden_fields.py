@@ -10,11 +10,11 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from gateway.errors import CallError, invalid_request
 
-PLACES = frozenset(
+PLACES: Final = frozenset(
     {
         # Where a proxy sends the request (LiteLLM; CVE-2024-6587).
         "api_base", "base_url",
@@ -33,17 +33,17 @@ PLACES = frozenset(
     }
 )  # fmt: skip
 
-SLOTS = frozenset({"id_slot", "slot_id"})
+SLOTS: Final = frozenset({"id_slot", "slot_id"})
 """Accepted with the value -1, which means any slot."""
-READ = frozenset({"model", "stream", "stream_options", "cache_salt"})
+READ: Final = frozenset({"model", "stream", "stream_options", "cache_salt"})
 """Top-level members and form parts that a gateway reads or changes."""
-_KNOWN = PLACES | READ
-_NO_VALUES: dict[str, Any] = {}
-_LETTERS = frozenset(name.replace("_", "") for name in _KNOWN)
-_ENCODED_WORD = re.compile(rb"=\?[^?]*+\?(?:b\?([^?]*+)|q\?([^?]*+))\?=", re.IGNORECASE)
-_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_KNOWN: Final = PLACES | READ
+_NO_VALUES: Final[dict[str, Any]] = {}
+_LETTERS: Final = frozenset(name.replace("_", "") for name in _KNOWN)
+_ENCODED_WORD: Final = re.compile(rb"=\?[^?]*+\?(?:b\?([^?]*+)|q\?([^?]*+))\?=", re.IGNORECASE)
+_ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
-USUAL = frozenset(
+USUAL: Final = frozenset(
     {
         "model", "messages", "prompt", "input", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p",
         "n", "max_tokens", "max_completion_tokens", "stop", "seed", "presence_penalty", "frequency_penalty",

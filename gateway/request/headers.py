@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.errors import CallError, header_too_large, invalid_request
 from gateway.http.request_head import Head, connection_names
@@ -21,9 +21,9 @@ READ_TIMEOUT_SHARE = 0.9
 """Share of the client's read timeout to use, so that the client gets a response before its timeout (540 of 600 s)."""
 PRIORITY_ABSOLUTE_MAX = 100
 """X-Priority beyond this is rejected: every priority is a row in reports."""
-UPSTREAM_HEAD_BYTES_MAX = 8 << 10
+UPSTREAM_HEAD_BYTES_MAX: Final = 8 << 10
 """Engines accept this much; above it 431."""
-_OUR_LINES_BYTES = 1 << 10
+_OUR_LINES_BYTES: Final = 1 << 10
 """The part of UPSTREAM_HEAD_BYTES_MAX that is reserved for the gateway's own lines, so that a head that is too large is
 rejected before the request is queued.
 """

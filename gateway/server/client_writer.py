@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import cast
+from typing import Final, cast
 
-WRITE_BUFFER_BYTES = 64 << 10
+WRITE_BUFFER_BYTES: Final = 64 << 10
 """Bytes that may wait for a client before its engine is paused."""
 
 

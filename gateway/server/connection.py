@@ -9,7 +9,7 @@ request rejected before it was read completely gets a response; then the connect
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
@@ -29,7 +29,7 @@ from gateway.server.proxied_call import admit_call
 if TYPE_CHECKING:
     from gateway.server.context import GatewayContext
 
-ANSWERS_A_TURN = 32
+ANSWERS_A_TURN: Final = 32
 """Pipelined requests answered per loop iteration: about a millisecond."""
 
 

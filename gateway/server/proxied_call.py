@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Raw
 
@@ -48,12 +48,16 @@ if TYPE_CHECKING:
     from gateway.server.connection import Connection
     from gateway.server.context import GatewayContext
 
-PARKED, SENT, RELAYING, ENDED, CHECKING = range(5)
+PARKED: Final = 0
+SENT: Final = 1
+RELAYING: Final = 2
+ENDED: Final = 3
+CHECKING: Final = 4
 """Waiting for a grant; sent to an engine that has not responded; being relayed (committed); ended; waiting for an
 external check of the request or of its answer.
 """
 
-BREATHS_S = (0.05, 1.0)
+BREATHS_S: Final = (0.05, 1.0)
 """Delay before the first and the second move off an engine that broke its connection.
 
 A killed engine may close connections before it stops listening; after the first delay, it refuses new ones. A second
@@ -62,13 +66,13 @@ move requires that Routes report a planned shutdown of one of the two engines; t
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
-COLD = b"x-pilotlight-cold: 1\r\n"
+COLD: Final = b"x-pilotlight-cold: 1\r\n"
 """The header line of responses to requests that waited for a start."""
-_CODES = {status: str(status) for status in range(200, 600)}
+_CODES: Final = {status: str(status) for status in range(200, 600)}
 
-_NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
-_NO_BODY = BodyWalker(_NO_HEAD)
-_NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
+_NO_HEAD: Final = ResponseHead(0, False, 0, False, b"", b"")
+_NO_BODY: Final = BodyWalker(_NO_HEAD)
+_NO_ANSWER: Final = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
 
 
 def admit_call(

@@ -11,7 +11,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from gateway.exception_handling import reraise_memory_error
 from gateway.http.body_buffers import Body, ChunkedBody, Part, StreamingBody
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 STALE_S = 0.25
 """A pooled connection that is lost this soon after sending a request was closed before: the engine received nothing."""
-TURN_BYTES = 256 << 10
+TURN_BYTES: Final = 256 << 10
 """Maximum bytes of a large body sent per loop iteration."""
-RECEIVE_BYTES = 48 << 10
+RECEIVE_BYTES: Final = 48 << 10
 """Kernel receive buffer for an engine's response, and so the size of one read (the kernel doubles the value).
 This much of a response waits here for a client that reads nothing; by default the kernel keeps megabytes per stream.
 """
-JOIN_BYTES_MAX = 64 << 10
+JOIN_BYTES_MAX: Final = 64 << 10
 """Up to this size, head and body are sent joined, in one system call; a longer body is not copied."""
 
 Loss = Literal["connect", "reset", "odd"]

@@ -15,7 +15,7 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.http.body_buffers import Body
 from gateway.upstream.connection import EngineConnection, Loss, Sink
@@ -48,9 +48,9 @@ def parse_address(address: str) -> EngineAddress:
 
 
 CONNECT_S_MAX = 3.0
-CONNECTING_MAX = 64
+CONNECTING_MAX: Final = 64
 """Concurrent connection attempts per engine; an attempt takes more memory than the connection."""
-IDLE_MAX = 256
+IDLE_MAX: Final = 256
 """Idle connections kept per engine; more are closed."""
 IDLE_SWEEPS_MAX = 30
 """An idle connection is closed after this many sweeps: engines and firewalls drop connections silently."""

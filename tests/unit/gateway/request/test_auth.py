@@ -81,41 +81,41 @@ def may(known: Directory, who: TenantEntry, name: str) -> bool:
 def test_request_with_a_tenant_key_is_authenticated_as_that_tenant() -> None:
     acme = tenant("acme", key("ki"), key("kä"))
     known = directory(acme, tenant("lab", key("other")))
-    assert known.authenticate([hashed("ki")], 0.0) == acme
-    assert known.authenticate([hashed("kä")], 0.0) == acme
-    assert known.authenticate([hashed("other")], 0.0).name == "lab"
+    assert known.authenticate((hashed("ki"),), 0.0) == acme
+    assert known.authenticate((hashed("kä"),), 0.0) == acme
+    assert known.authenticate((hashed("other"),), 0.0).name == "lab"
 
 
 @pytest.mark.parametrize("sent", [None, "", "wrong", "old", "reader"])
 def test_missing_unknown_expired_and_non_tenant_keys_get_the_same_error(sent: str | None) -> None:
     known = directory(tenant("acme", key("old", expires_unix_s=100.0), key("reader", role="finance")))
     with pytest.raises(CallError) as caught:
-        known.authenticate([] if sent is None else [hashed(sent)], 100.0)
+        known.authenticate(() if sent is None else (hashed(sent),), 100.0)
     assert caught.value == invalid_api_key()
-    assert known.authenticate([hashed("old")], 99.0).name == "acme"
+    assert known.authenticate((hashed("old"),), 99.0).name == "acme"
 
 
 def test_request_with_a_valid_and_an_invalid_key_is_authenticated() -> None:
     known = directory(tenant("acme", key("a"), key("b")), tenant("lab", key("c")))
     for sent in (("a",), ("a", "another service's"), ("another service's", "a"), ("a", "b")):
-        assert known.authenticate([hashed(one) for one in sent], 0.0).name == "acme"
+        assert known.authenticate(tuple(hashed(one) for one in sent), 0.0).name == "acme"
     with pytest.raises(CallError, match="two valid API keys of different tenants") as caught:
-        known.authenticate([hashed("a"), hashed("c")], 0.0)
+        known.authenticate((hashed("a"), hashed("c")), 0.0)
     assert caught.value.status == 401
     with pytest.raises(CallError) as caught:
-        known.authenticate([hashed("x"), hashed("y")], 0.0)
+        known.authenticate((hashed("x"), hashed("y")), 0.0)
     assert caught.value == invalid_api_key()
 
 
 def test_request_belongs_to_the_default_tenant_if_no_keys_are_required() -> None:
     known = directory(keys_needed=False)
-    assert known.authenticate([], 0.0).name == DEFAULT_TENANT
-    assert known.authenticate([hashed("anything")], 0.0).name == DEFAULT_TENANT
+    assert known.authenticate((), 0.0).name == DEFAULT_TENANT
+    assert known.authenticate((hashed("anything"),), 0.0).name == DEFAULT_TENANT
 
 
 def test_anonymous_request_gets_the_weight_of_the_default_tenant_document() -> None:
     known = directory(tenant("default", weight=3.0), keys_needed=False)
-    assert known.authenticate([], 0.0).weight == 3.0
+    assert known.authenticate((), 0.0).weight == 3.0
 
 
 def test_model_name_or_alias_resolves_to_the_same_model() -> None:
@@ -165,7 +165,7 @@ def test_unlisted_model_accepts_requests_but_is_absent_from_model_list() -> None
 
 def test_newer_catalogue_applies_at_once_and_an_older_one_is_ignored() -> None:
     known = directory(model("llama"), tenant("acme", key("ki")))
-    who = known.authenticate([hashed("ki")], 0.0)
+    who = known.authenticate((hashed("ki"),), 0.0)
     assert may(known, who, "llama")
     known.apply(CatalogueDelta(epoch=1, version=2, models=(model("llama", only=("lab",)),)))
     assert not may(known, who, "llama")
@@ -173,7 +173,7 @@ def test_newer_catalogue_applies_at_once_and_an_older_one_is_ignored() -> None:
     assert not may(known, who, "llama")
     known.apply(CatalogueDelta(epoch=1, version=3, tenants_gone=(who.name,), models_gone=(ModelName("llama"),)))
     with pytest.raises(CallError):
-        known.authenticate([hashed("ki")], 0.0)
+        known.authenticate((hashed("ki"),), 0.0)
 
 
 def test_cache_of_resolved_model_names_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
