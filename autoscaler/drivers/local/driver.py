@@ -401,6 +401,7 @@ class LocalDriver:
 
         An exception about one replica quarantines its model. Other exceptions occur before anything is adopted.
         """
+        self._state.drop_unfinished()
         records, broken = self._state.records()
         for line in broken:
             _log.error("event=record_unreadable error=%s", line)

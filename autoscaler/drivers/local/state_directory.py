@@ -38,6 +38,8 @@ EPOCH = "epoch"
 INSTALLATION = re.compile(r"[0-9a-f]{16}")
 TEXT_BYTES_MAX = 64
 """Maximum bytes that are read of version, installation and epoch."""
+UNFINISHED = ".new"
+"""End of the name of a file that is being written."""
 NAME_CHARACTERS_MAX = 150
 """Longer ids are hashed in file names, which may have at most 255 bytes."""
 
@@ -154,6 +156,11 @@ class StateDirectory:
         """Remove a record, if there is one. Raises `OSError`."""
         self._record(replica).unlink(missing_ok=True)
 
+    def drop_unfinished(self) -> None:
+        """Remove what crashes during `put` left. Call it while no record is written. Raises `OSError`."""
+        for path in (self.path / "replicas").glob(f".*{UNFINISHED}"):
+            path.unlink(missing_ok=True)
+
     def records(self) -> tuple[tuple[ReplicaRecord, ...], tuple[str, ...]]:
         """Return (all records, one line for each that could not be read and was moved aside)."""
         good: list[ReplicaRecord] = []
@@ -183,7 +190,7 @@ def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool
     `over` False: the old file is removed first. `durable`: synced to disk before it replaces the old file, for content
     that must survive a power failure.
     """
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}{UNFINISHED}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(content)

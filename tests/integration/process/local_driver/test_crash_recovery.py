@@ -84,12 +84,14 @@ def test_engines_of_a_killed_driver_are_adopted_by_the_next_one(state: Path, tmp
     host = Host(state, python(TINY_ENGINE, "{port}"))
     host.until("r1 ready")
     host.kill()
+    (state / "replicas" / ".r2.json.new").write_text("{")  # as if it was killed while it wrote a record
     rig = LocalRig(tmp_path)
     pid = rig.main(R1)
 
     async def scenario() -> None:
         async with running(rig.driver()) as observed:
             assert observed.words(R1) == ["ready"]
+            assert [path.name for path in (state / "replicas").iterdir()] == ["r1.json"]
             assert rig.processes(R1) == [pid]
             rig.kill(R1)
             exited = await observed.until(R1, Seen.EXITED)

@@ -71,6 +71,16 @@ def karpenter(kubeconfig: Path, folder: Path) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
+        asyncio.run(_remove_nodes(kubeconfig))
+
+
+async def _remove_nodes(kubeconfig: Path) -> None:
+    """Removes nodes that were added after the test that caused them, on which later tests would wait for a GPU."""
+    async with Api(await load_api_access(kubeconfig)) as api:
+        for node in (await api.get("/api/v1/nodes", labelSelector="karpenter.sh/nodepool"))["items"]:
+            path = f"/api/v1/nodes/{node['metadata']['name']}"
+            await api.patch(path, {"metadata": {"finalizers": None}})
+            await api.delete(path)
 
 
 async def _define(kubeconfig: Path, folder: Path) -> None:

@@ -14,7 +14,7 @@ from autoscaler.drivers.local.learned_files import FORGOTTEN, MOMENTS, HistoryFi
 from autoscaler.drivers.local.state_directory import EPOCH, InUseError, ReplicaRecord, StateDirectory, StateError
 from autoscaler.state.world import History
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
-from tests.support.harness.faults.fault_injection import inject
+from tests.support.harness.faults.fault_injection import InjectedError, inject
 
 
 def record(name: str) -> ReplicaRecord:
@@ -128,6 +128,19 @@ def test_corrupt_record_is_moved_aside_and_reported_once(tmp_path: Path, content
     assert "r1.json" in broken[0]
     assert (tmp_path / "replicas" / "r1.broken").read_bytes() == content
     assert not state.records()[1]
+    state.close()
+
+
+def test_record_whose_write_was_interrupted_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = StateDirectory.open(tmp_path)
+    state.put(record("r2"))
+    with monkeypatch.context() as interrupted:
+        inject(interrupted, "pathlib:Path.rename", lambda *_: True)
+        with pytest.raises(InjectedError):
+            state.put(record("r1"))
+    assert len([*(tmp_path / "replicas").iterdir()]) == 2
+    state.drop_unfinished()
+    assert [path.name for path in (tmp_path / "replicas").iterdir()] == ["r2.json"]
     state.close()
 
 
