@@ -65,7 +65,7 @@ async def blast(place: Path, *, quick: bool) -> Figures:
     kit.title(
         f"blast: {BLAST_STREAMS} streams of {BLAST_CHUNKS:,} chunks as fast as they are accepted, {rounds} rounds"
     )
-    flows = await _rounds(place, ("blast",), BLAST_STREAMS, rounds, _blast_flow)
+    flows = await _rounds(place, ("blast",), BLAST_STREAMS, rounds, blast_flow)
     _table(flows)
     say("if a proxy used much less than all of core 0, the engine and the client on core 1 were the limit")
     figures: Figures = {"blast_chunks_per_s": statistics.median([flow.per_s for flow in flows[OURS]])}
@@ -109,7 +109,7 @@ async def paced_flow(side: Side, span_s: float, count: int) -> Flow:
     return Flow(moved / took_s, used_us / moved, used_us / took_s / 1e6, whole, moved)
 
 
-async def _blast_flow(side: Side) -> Flow:
+async def blast_flow(side: Side) -> Flow:
     """Measure from the first request to the end of the last stream."""
     made = await streams.connect(side.url, BLAST_STREAMS, BLAST_CHUNKS)
     begun_s, before_us = time.monotonic(), ran_us(side.processes)

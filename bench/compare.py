@@ -207,6 +207,22 @@ async def _chunks(place: Path) -> AsyncIterator[Measure]:
 
 
 @asynccontextmanager
+async def _blast(place: Path) -> AsyncIterator[Measure]:
+    """One operation is a chunk of 64 streams that the gateway forwards as fast as it can."""
+    from bench import chunks, peers
+
+    _take_load_core()
+    model, shot = chunks.prepare(place, ("blast",), chunks.BLAST_STREAMS)
+    async with peers.sides(place, model, [], shot) as (side,):
+
+        async def measure() -> Cost:
+            flow = await chunks.blast_flow(side)
+            return Cost(flow.us_per_chunk * flow.chunks, flow.chunks)
+
+        yield measure
+
+
+@asynccontextmanager
 async def _plan(place: Path) -> AsyncIterator[Measure]:
     """One operation is a plan of 1,000 Models on 200 devices that are idle, and one where 50 Models have requests."""
     del place
@@ -289,6 +305,7 @@ def _take_load_core() -> None:
 PARTS = {
     "dataplane:calls": Part(_calls, 8.0, simultaneous=True, programs=(("wrk", "wrk"), ("nginx", "nginx-light"))),
     "dataplane:chunks": Part(_chunks, 8.0, simultaneous=True),
+    "dataplane:blast": Part(_blast, 8.0, simultaneous=True),
     "plan": Part(_plan, 4.0),
     "cluster:fold": Part(_fold, 4.0),
     "cluster:wake": Part(_wake, 20.0, simultaneous=True, cluster=True),
