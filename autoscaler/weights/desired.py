@@ -1,15 +1,10 @@
-"""Decides which weights each node of a cluster needs, and tracks the weights of a replica. Pure.
+"""Decides which weights each node of a cluster needs. Pure.
 
-Covers requests to agents, their reports about weights, and the choice of the file that an engine loads. A failure or a
-copy counts only for the replicas that the agent names. So a retry is a new attempt, and a replica that has no
-permission for the weights does not get an existing copy of them.
+Builds the requests to node agents. Their reports are in `autoscaler.weights.replica_weights`, inspections in
+`autoscaler.weights.inspection`.
 
 Some weights do not need an agent: an engine that gets a Hub artifact by name fetches it itself, with its own login,
 into its own pod. No engine supports a pattern of files (`?include=`).
-
-An artifact that no agent has inspected is assigned to one agent. A connected agent that reports nothing about its task
-is replaced within SILENT_S, one without a result within SLOW_S. So a problem of one node (an unreachable registry, an
-inspection that hangs) delays a model no longer than that, and all agents take part.
 """
 
 from __future__ import annotations
@@ -93,7 +88,7 @@ def build_node_wants(
     """Return the wants of each node that has any.
 
     `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `looks`: from
-    `autoscaler.weights.desired`; `fabric`: from `autoscaler.capacity.agent_device_requests`.
+    `autoscaler.weights.inspection`; `fabric`: from `autoscaler.capacity.agent_device_requests`.
     """
     waiting: dict[NodeId, dict[WeightsRequest, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}

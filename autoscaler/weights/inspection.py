@@ -1,4 +1,9 @@
-"""Assigns inspections of artifacts to node agents. Pure."""
+"""Assigns inspections of artifacts to node agents. Pure.
+
+An artifact that no agent has inspected is assigned to one agent. A connected agent that reports nothing about its task
+is replaced within SILENT_S, one without a result within SLOW_S. So a problem of one node (an unreachable registry, an
+inspection that hangs) delays a model no longer than that, and all agents take part.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The progress of the weights of one replica, and the file that its engine loads. Pure."""
+"""The progress of the weights of one replica, and the file that its engine loads. Pure.
+
+A failure or a copy counts only for the replicas that the agent names. So a retry is a new attempt, and a replica that
+has no permission for the weights does not get an existing copy of them.
+"""
 
 from __future__ import annotations
 

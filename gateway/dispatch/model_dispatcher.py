@@ -94,7 +94,7 @@ class ModelDispatcher:
         self._tally = tally
 
     def __repr__(self) -> str:
-        return f"<Desk {self.name} {self.queue.waiting} waiting, {len(self.running)} running>"
+        return f"<ModelDispatcher {self.name} {self.queue.waiting} waiting, {len(self.running)} running>"
 
     @property
     def idle(self) -> bool:
