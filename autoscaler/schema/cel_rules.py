@@ -43,9 +43,9 @@ from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.pod import (
     GPU,
-    MANAGED_BY,
     OURS,
     OWN_SELECTORS,
+    RESERVED,
     SELECTS,
     SOURCE_WANTED,
     THE_PLAN,
@@ -218,7 +218,7 @@ _AMOUNTS = (
         AMOUNT_RESERVED,
     ),
 )
-_RESERVED = Rule(_none_of({MANAGED_BY}, {OURS}), THE_PLAN)
+_RESERVED = Rule(_none_of(RESERVED, {OURS}), THE_PLAN)
 _SOURCES = " || ".join(f"has(self.{kind})" for kind in TYPES["Volume"] if not kind.startswith("name"))
 _LABELS = (_RESERVED, Rule(_none_of(SELECTS), OWN_SELECTORS))
 _ANNOTATIONS = (_RESERVED, Rule(_none_of(CHOICES, CHOICES_BEGIN), CHOICE_RESERVED))

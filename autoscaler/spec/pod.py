@@ -24,6 +24,17 @@ DO_NOT_DISRUPT, SAFE_TO_EVICT = "karpenter.sh/do-not-disrupt", "cluster-autoscal
 """Pod annotations that make Karpenter and Cluster Autoscaler wait for a pod before they remove its node."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """The label with the LocalQueue of Kueue, which admits a pod to scheduling and can preempt it."""
+GROUP, GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+"""The label and the annotation by which pods share one Workload of Kueue."""
+CONSUMES = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
+"""Annotations of the pods that use a ProvisioningRequest: its name and its class."""
+RESERVED = frozenset({
+    MANAGED_BY, GROUP, GROUP_SIZE, *CONSUMES, "cluster-autoscaler.kubernetes.io/consume-provisioning-request",
+    "cluster-autoscaler.kubernetes.io/provisioning-class-name",
+})  # fmt: skip
+"""Labels and annotations without the prefix `OURS` that only Pilotlight sets. Most assign pods to capacity orders; the
+last two are their names in older versions of Cluster Autoscaler.
+"""
 PLACE = OURS + "place"
 """The label of Pilotlight's pods that are not replicas: the name of the capacity order whose place the pod reserves
 until a replica takes it.
@@ -229,7 +240,7 @@ def check_object_name(name: str, at: Path) -> None:
 
 def _check_notes(notes: Iterable[str], at: Path) -> None:
     for name in notes:
-        if name.startswith(OURS) or name == MANAGED_BY:
+        if name.startswith(OURS) or name in RESERVED:
             raise WrongKeyError((*at, name), THE_PLAN)
 
 

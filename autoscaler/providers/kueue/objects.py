@@ -26,7 +26,7 @@ from autoscaler.providers.order_annotations import (
     read_offer,
 )
 from autoscaler.providers.provisioning_request.objects import Phase
-from autoscaler.spec.pod import GPU, MANAGED_BY, OURS, PLACE, QUEUE
+from autoscaler.spec.pod import GPU, GROUP, GROUP_SIZE, MANAGED_BY, OURS, PLACE, QUEUE
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.capacity import NO_MARKS, AcquireOrder, Listed, Marks, Offer
 from autoscaler.text import redact_addresses
@@ -34,7 +34,6 @@ from autoscaler.text import redact_addresses
 API: Final = "kueue.x-k8s.io"
 VERSIONS: Final = ("v1beta2", "v1beta1")
 """The first served version is used; both have the fields that are read. Kueue before 0.15 has only the second."""
-GROUP, COUNT = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 GATE: Final = "kueue.x-k8s.io/admission"
 """Kueue's webhook adds this gate to pods. Placeholders are created with it, so none runs if Kueue is unavailable."""
 NAME: Final = OURS + "lease"
@@ -77,7 +76,7 @@ def build_placeholder_pod(order: AcquireOrder, queue: str, template: Object) -> 
     return {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": order.id.name, "annotations": {**_notes(order), COUNT: "1"},
+            "name": order.id.name, "annotations": {**_notes(order), GROUP_SIZE: "1"},
             "labels": {
                 **template.get("metadata", {}).get("labels", {}), MANAGED_BY: WRITER, PLACE: order.id.name,
                 **_labels(order.id.provider, queue), GROUP: order.id.name,

@@ -27,7 +27,7 @@ from autoscaler.providers.order_annotations import (
     provider_label_value,
     read_offer,
 )
-from autoscaler.spec.pod import GPU, MANAGED_BY
+from autoscaler.spec.pod import CONSUMES, GPU, MANAGED_BY
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.capacity import AcquireOrder, Listed, Marks, Offer
 from autoscaler.state.world import NodeId
@@ -41,8 +41,6 @@ GKE: Final = "queued-provisioning.gke.io"
 """Dynamic Workload Scheduler: adds nodes at an unknown time, and removes them after maxRunDurationSeconds."""
 VALID_S: Final = 3600
 """Cluster Autoscaler retries for this many seconds; Pilotlight gives up sooner (`DUE_S` in `capacity.lead_times`)."""
-CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
-"""Annotations of the pods that a booking is for."""
 CONSUMED: Final = "CapacityBookingConsumed"
 Phase = Literal["coming", "here", "leaving", "failed"]
 _QUOTA = re.compile(r"quota", re.IGNORECASE)

@@ -23,7 +23,7 @@ from autoscaler.providers.provisioning_request.objects import Booking, Candidate
 from autoscaler.providers.release_checks import find_device_user
 from autoscaler.providers.unlabelled_orders import is_own_order, label_orders
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
-from autoscaler.spec.pod import MANAGED_BY
+from autoscaler.spec.pod import CONSUMES, MANAGED_BY
 from autoscaler.spec.quantity import read_milli
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
@@ -219,7 +219,7 @@ class ProvisioningProvider:
         there = await self._server.items(path, labelSelector=f"{MANAGED_BY}={order_annotations.WRITER}")
         ours = [one for one in there if self._server.owner.owns(one)]
         said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName", "")) for one in ours)
-        return {notes[objects.CONSUMES[0]]: node for notes, node in said if node and objects.CONSUMES[0] in notes}
+        return {notes[CONSUMES[0]]: node for notes, node in said if node and CONSUMES[0] in notes}
 
     async def _note(self, mine: Sequence[Booking], found: Mapping[str, str]) -> None:
         """Record each request's node on the request; the next list retries failed writes."""

@@ -15,11 +15,10 @@ from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import buil
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.kube import AnswerError, Object
-from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
-from autoscaler.spec.pod import GPU, Pod, Toleration
+from autoscaler.spec.pod import CONSUMES, GPU, Pod, Toleration
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
@@ -111,7 +110,7 @@ class ProvisioningRig(ServerRig):
             )
 
     async def _pod(self, name: str, node: str, *, consumes: str = "", gpus: int = 0) -> None:
-        notes = dict(zip(objects.CONSUMES, (consumes, self._class_name), strict=True)) if consumes else {}
+        notes = dict(zip(CONSUMES, (consumes, self._class_name), strict=True)) if consumes else {}
         resources = {"limits": {GPU: str(gpus)}} if gpus else {}
         metadata = {
             "name": f"{name}-{gpus}",

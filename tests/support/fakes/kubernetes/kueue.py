@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaler.providers.kube import Object, Server
-from autoscaler.providers.kueue.objects import API, GATE, GROUP, VERSIONS
-from autoscaler.spec.pod import GPU, QUEUE
+from autoscaler.providers.kueue.objects import API, GATE, VERSIONS
+from autoscaler.spec.pod import GPU, GROUP, QUEUE
 from tests.support.fakes.kubernetes.kube_objects import stamp
 
 NEWEST = f"{API}/{VERSIONS[0]}"

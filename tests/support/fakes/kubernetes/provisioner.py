@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from autoscaler.providers.kube import Object, Server
-from autoscaler.providers.provisioning_request.objects import API, CHECK, CONSUMED, CONSUMES
-from autoscaler.spec.pod import GPU
+from autoscaler.providers.provisioning_request.objects import API, CHECK, CONSUMED
+from autoscaler.spec.pod import CONSUMES, GPU
 from tests.support.fakes.kubernetes.kube_objects import stamp
 
 Fault = Literal["", "never", "rejects", "half", "late", "expires", "quota", "revokes", "unseen", "fails"]

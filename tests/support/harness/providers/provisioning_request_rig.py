@@ -17,7 +17,7 @@ from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
-from autoscaler.spec.pod import GPU
+from autoscaler.spec.pod import CONSUMES, GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
 from autoscaler.state.capacity import Listed
@@ -114,7 +114,7 @@ class ProvisioningRig:
         labels = {"pool": "l4"}
         if f"/api/v1/nodes/{node}" not in self.server.objects:
             self.server.put(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}, "status": {}})
-        notes = dict(zip(objects.CONSUMES, (name, self.class_name), strict=True))
+        notes = dict(zip(CONSUMES, (name, self.class_name), strict=True))
         metadata = {"namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "pilotlight"}}
         resources = {"limits": {GPU: gpus}} if gpus != "0" else {}
         pod = {"metadata": {**metadata, "annotations": notes}, "status": {"phase": "Running"},

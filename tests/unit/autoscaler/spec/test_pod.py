@@ -84,6 +84,12 @@ def test_pod_settings_survive_a_yaml_round_trip() -> None:
         ),
         ("annotations: {pilotlight.dev/drain: '1'}",
          "annotations.pilotlight.dev/drain: is set by Pilotlight: remove it"),
+        *((f"{where}: {{{name}: x}}", f"{where}.{name}: is set by Pilotlight: remove it")
+          for where in ("labels", "annotations") for name in (
+              "autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name",
+              "cluster-autoscaler.kubernetes.io/consume-provisioning-request",
+              "cluster-autoscaler.kubernetes.io/provisioning-class-name",
+              "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count")),
         ("labels: {a: 'no spaces'}", "labels.a: expected a Kubernetes label: at most 63 of A-Za-z0-9._-"),
         ("nodeSelector: {'-a': b}", "nodeSelector.-a: expected a Kubernetes label: at most 63 of A-Za-z0-9._-"),
         ("resources: {requests: {nvidia.com/gpu: 1}}",
@@ -171,7 +177,7 @@ def test_model_that_sets_its_own_devices_or_device_amounts_is_rejected(text: str
      "env: {NEURON_RT_NUM_CORES: '2', ASCEND_GLOBAL_LOG_LEVEL: '3'}",
      "pod: {annotations: {volcano.sh/queue-name: a, k8s.v1.cni.cncf.io/networks: b, nvidia.com/other: c}}",
      "pod: {annotations: {amd.com/note: a, aws.amazon.com/note: b}}",
-     "pod: {labels: {app: a, app.kubernetes.io/part-of: b}}"],
+     "pod: {labels: {app: a, app.kubernetes.io/part-of: b, kueue.x-k8s.io/queue-name: c}}"],
 )  # fmt: skip
 def test_pod_fields_that_choose_no_device_are_accepted(text: str) -> None:
     assert one(text).name == "a"

@@ -24,6 +24,7 @@ from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.slicers import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import ModelSpec
+from autoscaler.spec.pod import QUEUE, RESERVED
 from pilotlight.doctor import cluster_checks
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import Plane
@@ -286,6 +287,13 @@ async def test_reserved_device_resources_are_rejected_in_files_and_crds(served: 
     choices = dict.fromkeys((*CHOICES, *CHOICES_LISTED, *(f"{begin}x" for begin in CHOICES_BEGIN)), True)
     for name, is_reserved in (choices | {"example.com/note": False, "nvidia.com/other": False}).items():
         await agree(served, namespace, pod(annotations={name: "1"}), is_reserved=is_reserved)
+
+
+async def test_names_of_capacity_orders_are_rejected_in_files_and_crds(served: Api, namespace: str) -> None:
+    for name in RESERVED:
+        await agree(served, namespace, pod(annotations={name: "1"}), is_reserved=True)
+        await agree(served, namespace, pod(labels={name: "1"}), is_reserved=True)
+    await agree(served, namespace, pod(labels={QUEUE: "serving"}), is_reserved=False)
 
 
 async def agree(api: Api, namespace: str, written: Object, *, is_reserved: bool) -> None:

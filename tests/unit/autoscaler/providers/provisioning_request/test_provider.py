@@ -18,7 +18,7 @@ from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, HALF_S, WAIT_MAX
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
-from autoscaler.spec.pod import GPU
+from autoscaler.spec.pod import CONSUMES, GPU
 from autoscaler.state.capacity import NO_MARKS, LeaseId, ReleaseOrder
 from tests.contracts.provider import ProviderContract, order, release
 from tests.simulation.environment.virtual_loop import run
@@ -208,7 +208,7 @@ async def test_delivered_order_has_the_annotations_for_pods_that_consume_it(rig:
     provider, name = await ordered(rig)
     assert (await only(provider)).marks == NO_MARKS
     await rig.until_here(name)
-    assert (await only(provider)).marks.annotations == dict(zip(objects.CONSUMES, (name, ATOMIC), strict=True))
+    assert (await only(provider)).marks.annotations == dict(zip(CONSUMES, (name, ATOMIC), strict=True))
 
 
 @run_in(partial(ProvisioningRig, CHECK))
