@@ -15,6 +15,7 @@ from autoscaler.drivers.kubernetes.inventory import declared_devices
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.granted_memory import compute_engine_limits
@@ -65,7 +66,7 @@ class PodBuilder(NamedTuple):
         return ""
 
     def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
-        """Build the objects. Raises `MountError` and the exceptions of `launch` and `image`."""
+        """Build the objects. Raises `MountError`, `CollisionError` and the exceptions of `launch` and `image`."""
         settings, known = self.settings(), self.inventory
         volumes.check_security_context(model, settings)
         ranked = settings.priority_class(model.spec.priority)
@@ -115,8 +116,15 @@ class PodBuilder(NamedTuple):
 
 
 def _mark(pod: Object, marks: Marks) -> None:
-    pod["metadata"]["annotations"] |= marks.annotations
-    pod["metadata"]["labels"] |= marks.labels
+    for what, ours in (("label", marks.labels), ("annotation", marks.annotations)):
+        theirs = pod["metadata"][f"{what}s"]
+        for name, value in ours.items():
+            if theirs.get(name, value) != value:
+                raise CollisionError(
+                    f"the ordered capacity of this pod requires {what} {name}: {value}: remove the other value from "
+                    "the Model or the Settings"
+                )
+        theirs |= ours
     if marks.gates:
         pod["spec"]["schedulingGates"] = [{"name": gate} for gate in marks.gates]
 

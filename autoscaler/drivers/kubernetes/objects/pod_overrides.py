@@ -73,7 +73,9 @@ class CollisionError(Exception):
 
 
 def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: Pod) -> None:
-    """Raise `CollisionError` if `over` or a variable of `env` would replace device requests or weights' mounts."""
+    """Raise `CollisionError` if `over` or a variable of `env` would replace device requests, the scheduler of the
+    devices, or weights' mounts.
+    """
     amounts = {**over.resources.requests, **over.resources.limits}
     pairs = (
         ("label", over.labels, asks.labels), ("annotation", over.annotations, asks.annotations),
@@ -86,6 +88,11 @@ def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: P
             raise CollisionError(
                 f"Pilotlight uses {what} {same[0]} in this pod: remove it from the Model or the Settings"
             )
+    if asks.scheduler and over.scheduler_name not in {None, asks.scheduler}:
+        raise CollisionError(
+            f"the devices of this pod require schedulerName {asks.scheduler}: remove schedulerName "
+            f"{over.scheduler_name} from the Model or the Settings"
+        )
 
 
 def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:

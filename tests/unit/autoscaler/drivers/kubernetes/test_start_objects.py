@@ -6,17 +6,20 @@ import asyncio
 from typing import Literal, cast
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.blocked_starts import VOLUMES
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError
 from autoscaler.drivers.kubernetes.start_objects import PodBuilder
 from autoscaler.drivers.kubernetes.weight_volumes import MountError
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES
 from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership
-from autoscaler.spec.pod import Pod
+from autoscaler.spec.pod import QUEUE, Pod
 from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.capacity import Marks
 from tests.support.builders.worlds import model, replica
 from tests.support.harness.local_rig import launch
 from tests.unit.autoscaler.slicing.test_dra_partitions import Paths
@@ -83,6 +86,29 @@ def test_hostpath_mount_with_security_context_blocks_start_with_reason() -> None
 
     assert obstacle("auto") == ""
     assert "remove it" in obstacle("hostPath")
+
+
+@pytest.mark.parametrize(
+    ("own", "marks"),
+    [
+        (Pod(labels={QUEUE: "mine"}), Marks(labels={QUEUE: "serving"})),
+        (Pod(annotations={"example.com/order": "mine"}), Marks(annotations={"example.com/order": "serving"})),
+    ],
+    ids=["label", "annotation"],
+)
+def test_model_value_that_differs_from_a_capacity_mark_fails_the_start(own: Pod, marks: Marks) -> None:
+    def made(pod: Pod) -> Object:
+        ada = model("ada", command=("engine", "{port}"), pod=pod)
+        one = replica(ada, "ada-1", ())
+        marked = replace(one, runtime=replace(one.runtime, marks=marks))
+        return PodBuilder("n", launch, lambda _: "engine", Settings, None, VOLUMES)(marked, ada, None).pod
+
+    with pytest.raises(CollisionError, match=r"requires (label|annotation) .*: serving: remove the other value"):
+        made(own)
+    for equal in (Pod(), Pod(labels=marks.labels, annotations=marks.annotations)):
+        metadata = made(equal)["metadata"]
+        assert marks.labels.items() <= metadata["labels"].items()
+        assert marks.annotations.items() <= metadata["annotations"].items()
 
 
 OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})

@@ -147,6 +147,15 @@ def test_model_pod_field_that_its_device_also_sets_is_rejected(
     refuse_collisions(foreign, env, PodFields(), seen(CLAIM).pod)
 
 
+def test_scheduler_other_than_that_of_the_devices_is_rejected() -> None:
+    other, requested = Pod(scheduler_name="default-scheduler"), PodFields(scheduler="kai-scheduler")
+    with pytest.raises(CollisionError, match="require schedulerName kai-scheduler: remove schedulerName default-sche"):
+        refuse_collisions(other, (), requested, Pod())
+    refuse_collisions(Pod(scheduler_name="kai-scheduler"), (), requested, Pod())
+    refuse_collisions(Pod(), (), requested, Pod())
+    refuse_collisions(other, (), PodFields(), Pod())
+
+
 def test_security_context_of_model_is_rejected_with_hostpath_weights() -> None:
     privileged = Settings(weights=Weights(mount="hostPath"))
     for artifact in (OCI, CLAIM, ""):
