@@ -171,8 +171,7 @@ def coldstart(
     except LoadError as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(starts), indent=2) + b"\n")
-        sys.stdout.buffer.flush()
+        _write_json(starts)
     else:
         _tell_starts(starts, rounds)
     if page is not None:
@@ -288,13 +287,22 @@ def run(
     plan += f" to {', '.join(models)}, {max_tokens} tokens each"
     made = report.build_report(url, plan, len(shots), results, interrupted=client.stop.requested)
     if output == "json":
-        sys.stdout.buffer.write(report.as_json(made) + b"\n")
-        sys.stdout.buffer.flush()
+        _write_json(made)
     else:
         _tell_run(made)
     if page is not None:
         _write(page, report.as_html(made))
     sys.exit(1 if not made.verdict.holds else EXIT_STATUS if made.interrupted else 0)
+
+
+def _write_json(made: msgspec.Struct) -> None:
+    """Write a report to standard output, without the truncation of long lines. Raises click's error."""
+    try:
+        click.echo(report.as_json(made))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
 
 
 def _write(page: Path, text: str) -> None:

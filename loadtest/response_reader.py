@@ -140,7 +140,7 @@ class AnswerReader:
             return
         try:
             self._take(_decoder.decode(data))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._break("an event is not JSON of a known form")
 
     def _take(self, document: _Document) -> None:
@@ -171,7 +171,7 @@ class AnswerReader:
             self._take(_decoder.decode(self._buffer))
         except msgspec.ValidationError:
             return  # JSON of another form, such as embeddings with other members
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._break("the document is not JSON")
 
     def _fail(self, code: str) -> None:

@@ -5,6 +5,8 @@ Selects the contents and plots. The report contains no prompts, generated text o
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -13,6 +15,8 @@ from loadtest.report.page_layout import list_outcome_figures, render_errors, ren
 from loadtest.report.plots import Series, render_plot
 from loadtest.result import Ending, Result
 from loadtest.run_verdict import Spread, Verdict, compute_spread, judge_run
+
+_NOT_ASCII = re.compile(r"[^\n -~]")
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,9 +103,10 @@ def _line(result: Result) -> CallLine:
     )
 
 
-def as_json(report: Report) -> bytes:
-    """Return the report as JSON."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2)
+def as_json(report: msgspec.Struct) -> bytes:
+    """Return a report as ASCII JSON: texts of servers may contain control characters."""
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text).encode()
 
 
 def as_html(report: Report) -> str:

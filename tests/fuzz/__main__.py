@@ -29,7 +29,7 @@ INSTRUMENTED = {
     "yaml": ("autoscaler.spec.yaml", "autoscaler.spec.decode", "autoscaler.documents.document_rules"),
     "gguf": ("artifacts.formats.gguf",), "safetensors": ("artifacts.formats.hf_config",),
     "port": ("pilotlight.net.ops_client", "pilotlight.cli.status", "pilotlight.cli.operator"),
-    "providers": ("autoscaler.capacity",),
+    "providers": ("autoscaler.capacity",), "loads": ("loadtest.client", "loadtest.response_reader"),
 }  # fmt: skip
 """The targets, and the packages whose coverage guides each. Targets are imported after coverage is enabled."""
 NAMES = tuple(INSTRUMENTED)

@@ -122,6 +122,12 @@ def _port() -> Target:
     return Target(operations_port.port, operations_port.SEEDS, operations_port.WORDS, operations_port.case)
 
 
+def _loads() -> Target:
+    from tests.fuzz.targets import load_responses
+
+    return Target(load_responses.loads, load_responses.SEEDS, load_responses.WORDS)
+
+
 MADE: dict[str, Callable[[], Target]] = {
     "requests": _requests,
     "answers": _answers,
@@ -138,6 +144,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "safetensors": _safetensors,
     "port": _port,
     "providers": _providers,
+    "loads": _loads,
 }
 """A target imports the code under test when it is created: atheris takes seconds to import all of it."""
 

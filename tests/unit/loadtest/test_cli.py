@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from loadtest.cli import load, request_body
 from tests.support.fakes.engines.fake_engine_process import fake_engine
+from tests.support.fakes.foreign_server import serving
 
 pytestmark = pytest.mark.standard
 
@@ -80,6 +82,37 @@ def test_verdict_is_printed_if_the_report_cannot_be_written(tmp_path: Path, outp
     assert done.stderr.endswith(
         "--report /dev/full cannot be written: No space left on device; the verdict above stays valid\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"error":{"code":"\xff"}}', "the document is not JSON"),
+        (b'{"a":' * 3000 + b"1" + b"}" * 3000, "the document is not JSON"),
+        (b'{"error":{"code":"\\u009b31m\\u202e"}}', ""),
+    ],
+    ids=["not UTF-8", "deep", "control characters"],
+)
+def test_unframed_response_ends_with_its_connection_and_is_escaped(body: bytes, reason: str) -> None:
+    def answer(link: socket.socket) -> None:
+        link.sendall(b"HTTP/1.1 500 E\r\nContent-Type: application/json\r\n\r\n" + body)
+
+    with serving(answer) as url:
+        done = invoke("run", "--url", url, "--model", "ada", "--burst", "1", "--no-stream", "--output", "json")
+    assert all(line.isprintable() for line in done.stdout.split("\n"))
+    (call,) = json.loads(done.stdout)["calls"]
+    assert (call["ending"], call.get("broken", "")) == (("lost", reason) if reason else ("failed", ""))
+    assert reason or call["code"] == "\u009b31m\u202e"
+
+
+def test_json_report_that_cannot_be_written_is_a_one_line_error(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, *FAST) as engine, Path("/dev/full").open("wb") as full:
+        words = ("run", "--url", engine.url, "--model", "ada", "--burst", "1", "--output", "json")
+        command = [sys.executable, "-m", "pilotlight", "load", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("pilotlight: the output cannot be written: No space left on device\n")
+    assert "Traceback" not in done.stderr
 
 
 ENOUGH = 20

@@ -70,6 +70,14 @@ def test_incomplete_or_malformed_stream_is_reported_as_broken(body: bytes, why: 
     assert why in read(body).broken
 
 
+@pytest.mark.parametrize(
+    "document", [b'{"error":{"code":"\xff"}}', b'{"a":' * 3000 + b"1" + b"}" * 3000], ids=["not UTF-8", "deep"]
+)
+def test_response_that_cannot_be_decoded_is_reported_as_broken(document: bytes) -> None:
+    assert read(document, status=500, headers=JSON).broken == "the document is not JSON"
+    assert "not JSON" in read(b"data: " + document + b"\n\n" + FINISH + DONE).broken
+
+
 def test_stream_with_error_events_reports_their_number_and_is_not_broken() -> None:
     answer = read(WORDS[0] + ERROR)
     assert (answer.errors, answer.code, answer.broken, answer.saw_done) == (1, "upstream_error", "", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from xml.etree import ElementTree as ET
 
 import msgspec
@@ -39,6 +40,14 @@ def test_report_latencies_include_only_completed_requests() -> None:
 
 def test_report_written_as_json_is_read_back_unchanged() -> None:
     assert msgspec.json.decode(as_json(made()), type=Report) == made()
+
+
+def test_json_report_escapes_every_character_that_is_not_printable_ascii() -> None:
+    code = '\u009b31m\u202e\x7f\N{GRINNING FACE}\u00e9"'
+    report = build_report("http://a", "a plan", 1, [Result(model="ada", status=500, code=code, errors=1)])
+    written = as_json(report).decode("ascii")
+    assert all(line.isprintable() for line in written.split("\n"))
+    assert list(json.loads(written)["verdict"]["codes"]) == [code]
 
 
 def test_report_page_is_self_contained_and_excludes_response_text() -> None:

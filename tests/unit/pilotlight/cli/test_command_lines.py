@@ -21,10 +21,14 @@ from tests.support.harness.command_lines import OWNED, Case, Ended, OverdueError
 
 SHORT, LONG = 120, 2000
 SEED = 4711
+UNFRAMED = b"HTTP/1.1 500 E\r\nContent-Type: application/json\r\n\r\n"
 HOSTILE = {
     **{name: FOREIGN[name] for name in ("html", "deep", "redirect", "wrong type", "list", "no HTTP")},
     "sentences": sized(json.dumps({"sentences": [OWNED * 100], "problem": OWNED, "error": OWNED}).encode()),
     "error": sized(json.dumps({"error": OWNED}).encode(), b"500 Internal Server Error"),
+    "unframed": UNFRAMED + b'{"error":{"code":"\xff"}}',
+    "unframed deep": UNFRAMED + b'{"a":' * 3000,
+    "unframed control": UNFRAMED + json.dumps({"error": {"code": "\u009b31m\u202e"}}).encode(),
 }
 
 
