@@ -6,6 +6,8 @@ the notes as comments, or as JSON.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ from autoscaler.spec.pod import API_VERSION
 
 Document = dict[str, object]
 _KEYS = [field.encode_name for field in msgspec.structs.fields(ModelSpec)]
+_NOT_UTF8 = re.compile(r'"[^"]*[\ud800-\udfff][^"]*"')
+"""A text in JSON with a byte of a path that is not UTF-8 (PEP 383)."""
 _NEEDED = frozenset({("spec",), ("spec", "engine")})
 """A document without one of these keys is useless."""
 
@@ -90,6 +94,8 @@ def finalize_document(what: str, document: Document, notes: Iterable[ConversionN
         read = read_document(document)
     except WrongKeyError as error:
         return ConversionResult(what, None, tuple(reported), f"{format_path(error.path)}: {error.message}")
+    if broken := _NOT_UTF8.search(json.dumps(document, ensure_ascii=False)):
+        return ConversionResult(what, None, tuple(reported), f"{broken[0]} is not UTF-8: rename the file or folder")
     return ConversionResult(what, document, tuple(reported), model=read if isinstance(read, Model) else None)
 
 
@@ -115,14 +121,14 @@ def to_yaml(takens: Iterable[ConversionResult]) -> str:
 
 
 def to_json(takens: Iterable[ConversionResult]) -> str:
-    """Format the documents, and what was not converted, as JSON."""
+    """Format the documents, and what was not converted, as ASCII JSON."""
     takens = list(takens)
     notes = [{"of": each.what, "key": key, "why": why} for each in takens for key, why in each.notes]
     refused = [{"of": each.what, "why": each.refused} for each in takens if each.refused]
     documents = [each.document for each in takens if each.document]
     about = [{"of": each.what, "text": text} for each in takens for text in each.about]
     whole = {"documents": documents, "notTakenOver": notes, "refused": refused, "about": about}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n"
+    return json.dumps(whole, indent=2) + "\n"
 
 
 def _comments(taken: ConversionResult) -> str:
@@ -135,7 +141,12 @@ def _comments(taken: ConversionResult) -> str:
 
 
 def _body(document: Document | None) -> str:
-    return "" if document is None else yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True)
+    """Return the document as YAML, in ASCII if it contains a character that would be escaped at its output."""
+    if document is None:
+        return ""
+    readable = yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True)
+    is_printable = readable.replace("\n", "").isprintable()
+    return readable if is_printable else yaml.safe_dump(document, sort_keys=False, width=120)
 
 
 def _drop(document: Document, path: Path) -> None:

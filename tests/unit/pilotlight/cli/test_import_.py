@@ -131,6 +131,32 @@ def test_imported_modelfile_model_is_named_after_the_file_path(path: str, name: 
     assert called.name == "other"
 
 
+@pytest.mark.parametrize("output", ["yaml", "json"])
+@pytest.mark.parametrize("path", ["\udcff.Modelfile", "\udcff/Modelfile", "\udcff/mario.Modelfile"])
+def test_modelfile_with_a_path_that_is_not_utf8_is_refused_with_its_name(
+    path: str, output: str, tmp_path: Path
+) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("FROM ./m.gguf")
+    result = run("ollama", file, "--output", output)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert " is not converted: " in result.stderr
+    assert "\\udcff" in result.stderr
+    if output == "json":
+        assert json.loads(result.stdout)["documents"] == []
+    else:
+        assert parse_documents([("out", result.stdout)]).models == ()
+
+
+@pytest.mark.parametrize("value", ["x\u3000y", "x\u202ey", "x\u00a0y", "caf\u00e9 \u6f22\u5b57"])
+def test_imported_values_are_unchanged_by_the_escaping_of_output(value: str) -> None:
+    stdin = KUBEAI.partition("---")[0].replace("owner: acme", f"env: {{A: {json.dumps(value)}}}")
+    result = run("kubeai", "-", stdin=stdin)
+    assert parse_documents([("out", result.stdout)]).models[0].spec.env["A"] == value
+    assert (value in result.stdout) == value.isprintable()
+
+
 def test_modelfile_directory_and_ollama_show_output_are_imported(tmp_path: Path) -> None:
     folder = tmp_path / "mario"
     folder.mkdir()
