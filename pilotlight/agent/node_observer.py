@@ -69,15 +69,17 @@ class NodeLooks:
         """Return what NVML reports."""
         if self._asked is None:
             self._asked = asyncio.ensure_future(asyncio.to_thread(self._ask))
+        asked = self._asked
         try:
-            self._last = await asyncio.wait_for(asyncio.shield(self._asked), ANSWER_S_MAX)
+            self._last = await asyncio.wait_for(asyncio.shield(asked), ANSWER_S_MAX)
         except TimeoutError:
             return self._ill()
         except NvmlError:
             self._nvml = None  # a reloaded driver needs a new handle
-            self._asked = None
             return self._ill()
-        self._asked = None
+        finally:
+            if asked.done():
+                self._asked = None
         return self._last
 
     def _ill(self) -> NodeLook:
@@ -121,7 +123,7 @@ class NodeLooks:
 
     def _pod(self, pid: int) -> str:
         try:
-            return pod_uid((self._proc / str(pid) / "cgroup").read_text())
+            return pod_uid((self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace"))
         except OSError:  # the process has ended since
             return ""
 
