@@ -7,6 +7,7 @@ the credential files.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +22,8 @@ REPORT_TIMEOUT_S = 2.0
 STREAM_SILENT_S = 3.0
 """A stream without data for three heartbeats is considered dead and is reopened."""
 LINE_BYTES_MAX = 64 << 20
+ANSWER_BYTES_MAX = 64 << 10
+"""Limit of the response to a report."""
 
 log = logging.getLogger("pilotlight.gateway.contract")
 
@@ -78,7 +81,7 @@ class HttpLink:
             raise self._broken(error) from error
 
     async def report(self, report: Report) -> ReportAnswer:
-        """Post one report. Raises LinkError."""
+        """Post one report. Raises LinkError, and MessageTooLargeError for a response of ANSWER_BYTES_MAX or more."""
         timeout = aiohttp.ClientTimeout(total=REPORT_TIMEOUT_S)
         url = self._base + "/v1/report"
         try:
@@ -86,7 +89,7 @@ class HttpLink:
                 url, data=_encode(report), timeout=timeout, raise_for_status=True, headers=self._shown(),
                 ssl=self._believed(), server_hostname=self._server_name,
             ) as answer:  # fmt: skip
-                return _decode_answer(await answer.read())
+                return _decode_answer(await read_body(answer, ANSWER_BYTES_MAX))
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             raise self._broken(error) from error
 
@@ -109,6 +112,15 @@ class HttpLink:
             self._distrust = why
             log.warning("event=autoscaler_distrust reason=%r", why)
         return LinkError(type(error).__name__)
+
+
+async def read_body(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Return the body of a response. Raises MessageTooLargeError if it has `bytes_max` bytes or more."""
+    try:
+        await answer.content.readexactly(bytes_max)
+    except asyncio.IncompleteReadError as whole:  # the body ended earlier; it may have arrived in chunks
+        return whole.partial
+    raise MessageTooLargeError(f"a response has {bytes_max >> 10} KiB or more")
 
 
 def explain_auth_failure(error: Exception) -> str:

@@ -43,7 +43,7 @@ class LinkError(Exception):
 
 
 class MessageTooLargeError(LinkError):
-    """A message of a stream exceeds the limit of the link."""
+    """A message of a stream, or a response, exceeds the limit of the link."""
 
 
 class Link(Protocol):

@@ -16,7 +16,9 @@ import aiohttp
 from yarl import URL
 
 from autoscaler.exception_handling import reraise_memory_error
+from gateway.control.client import read_body
 from gateway.control.discovery import ADDRESSES_MAX
+from gateway.control.sync import MessageTooLargeError
 from pilotlight.agent.reporter import WayError
 from pilotlight.net.listen import Address
 
@@ -30,7 +32,7 @@ SILENT_S = 10.0
 LINE_BYTES_MAX = 4 << 20
 """Limit of a line of a stream; autoscalers limit each part of a line."""
 ANSWER_BYTES_MAX = 64 << 10
-"""Limit of the response body in `ask`."""
+"""Limit of a response body."""
 
 HINTS = {
     401: ": --token-file must hold one of its tokens",
@@ -82,7 +84,7 @@ class HttpWay:
             f"{url}/v1/node", data=body, headers=headers, raise_for_status=True, server_hostname=host,
             ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
         ) as answer:  # fmt: skip
-            await answer.read()
+            await read_body(answer, ANSWER_BYTES_MAX)
 
     async def ask(self, path: str) -> list[bytes]:
         """Return the responses to GET `path` of all autoscalers that answer."""
@@ -93,18 +95,15 @@ class HttpWay:
         return []
 
     async def _get(self, url: str, host: str | None) -> bytes | None:
-        """Return the response body, or None on failure or if it exceeds ANSWER_BYTES_MAX."""
+        """Return the response body, or None on failure or if it has ANSWER_BYTES_MAX or more."""
         try:
             async with self._connected().get(
                 URL(url, encoded=True), headers=self._headers(), raise_for_status=True, server_hostname=host,
                 ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
             ) as answer:  # fmt: skip
-                await answer.content.readexactly(ANSWER_BYTES_MAX)
-        except asyncio.IncompleteReadError as whole:  # the body ended earlier; it may have arrived in chunks
-            return whole.partial
-        except (aiohttp.ClientError, OSError, TimeoutError):
+                return await read_body(answer, ANSWER_BYTES_MAX)
+        except (aiohttp.ClientError, OSError, TimeoutError, MessageTooLargeError):
             return None
-        return None
 
     async def follow(self, path: str, heard: Callable[[bytes], None]) -> None:
         """Stream `path` from each autoscaler and pass each line to `heard`, until cancelled."""

@@ -152,7 +152,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "names `model:adapter` of a Model: (aliases + 1) x adapters": (
         "autoscaler.documents.document_rules.ADAPTED_NAMES_MAX",
     ),
-    "message of the contract": ("gateway.control.client.LINE_BYTES_MAX", "autoscaler.server.gateways.REPORT_BYTES_MAX"),
+    "message of the contract": (
+        "gateway.control.client.LINE_BYTES_MAX",
+        "autoscaler.server.gateways.REPORT_BYTES_MAX",
+        "gateway.control.client.ANSWER_BYTES_MAX",
+    ),
     "interval between reconnections to an autoscaler; added after a message that cannot be read": (
         "gateway.control.sync.RETRY_S_MAX",
         "gateway.control.sync.UNREADABLE_S_MAX",

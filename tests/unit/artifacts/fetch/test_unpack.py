@@ -83,6 +83,14 @@ def test_unpacked_files_have_the_archived_bytes_and_listed_digests(encoding: Enc
     assert (below / "empty").is_dir()
 
 
+@pytest.mark.parametrize("encoding", ["tar", "tar+gzip", "tar+zstd"])
+def test_archive_without_members_is_rejected_in_every_encoding(encoding: Encoding, below: Path) -> None:
+    content = bytes(10240)
+    packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
+    refused(below, packed, "is empty: it contains no file", layer(content, encoding))
+    refused(below, b"", "truncated|ends|empty", layer(b"", encoding))
+
+
 def test_dot_slash_archive_without_subfolder_entries_is_unpacked(below: Path) -> None:
     content = header(b"./", 0, b"5") + member(b"./a/b/model.gguf", b"x") + member(b"a/config.json", b"{}") + END
     lay(below, content)

@@ -15,7 +15,7 @@ from pytest_aiohttp import AiohttpServer
 from autoscaler.contract import GatewayId, Report, ReportAnswer, RoutesDelta
 from gateway.control import client
 from gateway.control.client import HttpLink
-from gateway.control.sync import LinkError
+from gateway.control.sync import LinkError, MessageTooLargeError
 
 pytestmark = pytest.mark.standard
 
@@ -85,6 +85,20 @@ async def test_stream_without_data_until_the_timeout_raises_link_error(
     assert read == [b"{}\n"]
     end.set()
     await one.close()
+
+
+async def test_report_answered_with_an_oversized_body_raises_link_error(aiohttp_server: AiohttpServer) -> None:
+    sizes = iter((client.ANSWER_BYTES_MAX, client.ANSWER_BYTES_MAX - 1))
+
+    async def report(_: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(ReportAnswer(epoch=7)).ljust(next(sizes)))
+
+    app = web.Application()
+    app.router.add_post("/v1/report", report)
+    async with closing(HttpLink(str((await aiohttp_server(app)).make_url("/")))) as one:
+        with pytest.raises(MessageTooLargeError):
+            await one.report(Report(gateway=G, boot="b", sequence=1))
+        assert await one.report(Report(gateway=G, boot="b", sequence=2)) == ReportAnswer(epoch=7)
 
 
 async def test_report_to_missing_socket_raises_link_error(tmp_path: Path) -> None:

@@ -146,6 +146,29 @@ async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
             pass
 
 
+async def test_process_in_a_cgroup_with_a_name_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    nvml.holders = {"GPU-a": {11: 30, 12: 10}}
+    processes(tmp_path, {11: SYSTEMD, 12: ""})
+    (tmp_path / "12/cgroup").write_bytes(b"0::/kubepods.slice/\xff.scope\n")
+    assert [one.used_bytes for one in (await looks(nvml, tmp_path).look()).uses] == [30]
+
+
+async def test_observation_after_an_unexpected_exception_succeeds(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    failures = [ValueError("unexpected")]
+
+    def opened() -> FakeNvml:
+        if failures:
+            raise failures.pop()
+        return nvml
+
+    one = NodeLooks(opened, tmp_path, lambda: True)
+    with pytest.raises(ValueError, match="unexpected"):
+        await one.look()
+    assert len((await one.look()).devices) == 2
+
+
 def test_gpu_memory_change_below_64_mib_triggers_no_report() -> None:
     def used(bytes_: int, *, healthy: bool = True) -> NodeLook:
         return NodeLook((DeviceReport(id="a", used_bytes=bytes_, healthy=healthy),))
@@ -395,6 +418,27 @@ async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() ->
         unreachable = HttpWay("dns+http://autoscaler.invalid:1", None, None)
         with pytest.raises(WayError, match="the name cannot be resolved"):
             await unreachable.send(body())
+    finally:
+        await way.close()
+        await runner.cleanup()
+
+
+async def test_report_answered_with_an_oversized_body_fails(tmp_path: Path) -> None:
+    sizes = iter((autoscaler_client.ANSWER_BYTES_MAX, 2))
+
+    async def node(_: web.Request) -> web.Response:
+        return web.Response(body=bytes(next(sizes)))
+
+    app = web.Application()
+    app.router.add_post("/v1/node", node)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    way = HttpWay(f"unix:{tmp_path / 's'}", None, None)
+    try:
+        with pytest.raises(WayError, match="MessageTooLargeError"):
+            await way.send(body())
+        await way.send(body())
     finally:
         await way.close()
         await runner.cleanup()
