@@ -52,6 +52,7 @@ class Target(NamedTuple):
 def target_of(url: str) -> Target:
     """Parse `http(s)://host[:port][/prefix][/v1]`. Raises LoadError for anything else."""
     try:
+        url.encode()  # the report names the whole URL
         parts = urlsplit(url)
         port, host, prefix = parts.port, parts.hostname or "", parts.path.encode("ascii")
         known = parts.scheme in {"http", "https"} and bool(host.encode("idna")) and b" " not in prefix
