@@ -69,7 +69,7 @@ WHOLE: dict[str, str] = {
     **dict.fromkeys(("groups", "matrix", "routing"), FITS),
     "startPort": "Pilotlight chooses free ports",
     "sendLoadingState": "waiting streams receive SSE comments with their position and the expected time",
-    "includeAliasesInList": "aliases can be requested but are not listed",
+    "includeAliasesInList": "set models.listAliases in Settings to this value",
     "unloadTimeout": "engines have 10 s after SIGTERM",
     "hooks": "set spec.replicas.min: 1 for a Model that should always run",
     "profiles": "a name belongs to one Model: to change its target, move it to spec.aliases of the other Model",

@@ -130,6 +130,11 @@ def test_every_key_of_a_llama_swap_model_is_converted_or_noted() -> None:
     assert known <= every.keys()
 
 
+def test_note_about_listed_aliases_names_the_setting() -> None:
+    about, _ = convert("models: {m: {cmd: 'engine ${PORT}'}}\nincludeAliasesInList: true")
+    assert dict(about.notes) == {"includeAliasesInList": "set models.listAliases in Settings to this value"}
+
+
 def test_every_unsupported_global_key_is_noted() -> None:
     models = {"m": {"cmd": "engine ${PORT}"}}
     for key in (*config.WHOLE, "unknown"):
