@@ -1,10 +1,12 @@
-"""Engines that a container runtime starts by a command such as `docker run -p {port}:8080 IMAGE`. I/O.
+"""Engines that a container runtime starts by a command such as `docker run -p {port}:8080 IMAGE`, also through
+`docker compose run SERVICE`. I/O.
 
 Our process is the client in the foreground. The container, and with Docker also the listener on its port, belong to a
 daemon. The command gets a label with the mark of the replica; a running container with it identifies the engine.
 The client forwards SIGTERM to the container. Containers that remain after its end are removed by their label.
 
-Docker's manual: "Filtering (--filter)" of `docker ps`, and `--sig-proxy` of `docker run`, which is on by default.
+Docker's manual: "Filtering (--filter)" of `docker ps`, `--sig-proxy` of `docker run`, which is on by default, and
+`docker compose run`. Of the options, only the short forms exist in all versions of compose.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
 from autoscaler.drivers.local.replica_processes import MARK
+from autoscaler.spec.engines import EngineError
 
 RUNTIMES = frozenset({"docker", "podman", "nerdctl"})
 """Programs with Docker's command line."""
+COMPOSE = frozenset({"docker-compose"})
+"""Programs with the command line of `docker compose`. `docker` finds their containers."""
 WRAPPERS = frozenset({"sudo", "env", "nice", "ionice", "nohup", "setsid", "timeout"})
 """Programs that start a runtime which follows their options, variables and numbers."""
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
@@ -46,9 +51,11 @@ class ContainerRun(NamedTuple):
     """A command that runs a container."""
 
     client: tuple[str, ...]
-    """The words before `run` (or `container run`), for example `sudo docker --context gpu`."""
+    """The words for later commands about the container, for example `sudo docker --context gpu`."""
+    command: tuple[str, ...]
+    """The words up to `run`, for example `sudo docker --context gpu compose -f engines.yaml run`."""
     options: tuple[str, ...]
-    """The words after `run`: options, image and arguments."""
+    """The words after `run`: options, image or service, and arguments."""
 
 
 class RuntimeFailedError(Exception):
@@ -56,28 +63,41 @@ class RuntimeFailedError(Exception):
 
 
 def read_container_run(argv: Sequence[str]) -> ContainerRun | None:
-    """Read a command; None if it does not run a container. `compose` has other options and is not read."""
-    at = _find_runtime(argv)
+    """Read a command; None if it does not run a container."""
+    at = _find_program(argv, RUNTIMES | COMPOSE)
     if at is None:
         return None
+    client = (*argv[:at], "docker") if PurePath(argv[at]).name in COMPOSE else ()
     may_be_value = False
     for position in range(at + 1, len(argv)):
         word = argv[position]
         if word == "run":
-            return ContainerRun(tuple(argv[:position]), tuple(argv[position + 1 :]))
-        if word == "container" and not may_be_value:
-            is_run = tuple(argv[position + 1 : position + 2]) == ("run",)
-            return ContainerRun(tuple(argv[:position]), tuple(argv[position + 2 :])) if is_run else None
+            return ContainerRun(
+                client or tuple(argv[:position]), tuple(argv[: position + 1]), tuple(argv[position + 1 :])
+            )
+        if word in {"compose", "container"} and not may_be_value and not client:
+            client = tuple(argv[:position])
+            if word == "container" and tuple(argv[position + 1 : position + 2]) != ("run",):
+                return None
+            continue
         if not word.startswith("-") and not may_be_value:
             return None
         may_be_value = word.startswith("-") and "=" not in word and word not in FLAGS
     return None
 
 
-def _find_runtime(argv: Sequence[str]) -> int | None:
-    """Return the position of the runtime: the first word, or the command of wrappers."""
+def check_command(argv: Sequence[str]) -> None:
+    """Raise EngineError if the processes that a command starts could not be managed."""
+    if _find_program(argv, {"systemd-run"}) is not None and "--scope" not in argv:
+        raise EngineError("spec.command: systemd-run starts a service that Pilotlight cannot stop; add --scope")
+    if _find_program(argv, {"podman-compose"}) is not None:
+        raise EngineError("spec.command: podman-compose adds no labels to containers; use podman or docker compose")
+
+
+def _find_program(argv: Sequence[str], names: Collection[str]) -> int | None:
+    """Return the position of one of these programs: the first word, or the command of wrappers."""
     for position, word in enumerate(argv):
-        if PurePath(word).name in RUNTIMES:
+        if PurePath(word).name in names:
             return position
         is_argument = position > 0 and (
             word.startswith("-") or VARIABLE.match(word) or NUMBER.fullmatch(word) or argv[position - 1] in VALUED
@@ -110,8 +130,8 @@ def label_command(run: ContainerRun, mark: str, env: Iterable[str], devices: Map
     values to other users, and those of `devices` by value, because `sudo` removes them from its environment.
     """
     values = [f"{name}={value}" for name, value in {**devices, MARK: mark}.items()]
-    passed = [word for one in sorted([*({*env} - {*DESTINATION}), *values]) for word in ("--env", one)]
-    return (*run.client, "run", "--label", f"{LABEL}={mark}", *passed, *run.options)
+    passed = [word for one in sorted([*({*env} - {*DESTINATION}), *values]) for word in ("-e", one)]
+    return (*run.command, "-l", f"{LABEL}={mark}", *passed, *run.options)
 
 
 def with_destination(client: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:

@@ -139,6 +139,7 @@ class LocalDriver:
         try:
             launch = self._launch(model, HOST, 0)
             program = launch.argv[0]
+            container_runtime.check_command(launch.argv)
         except Exception as error:  # noqa: BLE001 - as in `start`
             reraise_memory_error(error)
             return _describe_launch_error(error).removeprefix(f"Model {model.name}: ")
@@ -199,6 +200,7 @@ class LocalDriver:
             launch = self._launch(
                 model, HOST, port, compute_engine_limits(model, replica, self._devices.fraction(model, replica))
             )
+            container_runtime.check_command(launch.argv)
             record = msgspec.structs.replace(
                 record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
             )

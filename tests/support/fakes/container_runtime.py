@@ -1,9 +1,10 @@
 """A container runtime whose daemon owns published ports and containers, as Docker's, on a Unix socket.
 
 `install_client(folder)` writes the program `docker`; `python -m tests.support.fakes.container_runtime SOCKET` is the
-daemon. A container is a process outside of the client's session, without the mark in its environment, which listens on
-a port of its own; the daemon forwards the published port to it. `run` (options `--label`, `--env`, `--publish`; the
-image is one word), `ps` with `--all` and a filter on the label, `kill`, and `rm --force` are supported.
+daemon. The program `docker-compose` is the same. A container is a process outside of the client's session, without the
+mark in its environment, which listens on a port of its own; the daemon forwards the published port to it. `run`, also
+of compose (options `-l` or `--label`, `-e`, `--publish`; the image or service is one word), `ps` with `--all` and a
+filter on the label, `kill`, and `rm --force` are supported.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Daemon:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         (command, *words), env = json.loads(await reader.readline())
+        if command == "compose" or command.startswith("-"):
+            command, words = "run", words[words.index("run") + 1 :]
         if command == "run":
             answer = await self._run(words, env, reader)
         elif command == "ps":
@@ -77,14 +80,15 @@ class Daemon:
         writer.close()
 
     async def _run(self, words: list[str], client_env: dict[str, str], reader: asyncio.StreamReader) -> tuple[int, str]:
-        options: dict[str, list[str]] = {"--label": [], "--env": [], "--publish": []}
+        options: dict[str, list[str]] = {"-l": [], "-e": [], "--publish": []}
+        options["--label"] = options["-l"]
         while words[0] in options:
             name, value, *words = words
             options[name].append(value)
         outer, inner = options["--publish"][0].split(":")
         port = free_port()
         argv = [word.replace(inner, str(port)) for word in words[1:]]
-        env = {name: client_env[name] for name in options["--env"] if name in client_env}
+        env = {name: client_env[name] for name in options["-e"] if name in client_env}
         try:
             process = await asyncio.create_subprocess_exec(*argv, env=env, start_new_session=True)
         except OSError as error:
@@ -142,8 +146,9 @@ class Daemon:
 
 @contextmanager
 def fake_runtime(folder: Path) -> Iterator[Path]:
-    """Runs the daemon; yields the client program, named `docker`."""
+    """Runs the daemon; yields the client program, named `docker`, next to `docker-compose`."""
     path, program = folder / "daemon.sock", folder / "docker"
+    (folder / "docker-compose").symlink_to(program)
     program.write_text(CLIENT.format(python=Path(sys.executable).resolve(), socket=str(path)))
     program.chmod(0o755)
     with Popen([sys.executable, "-m", "tests.support.fakes.container_runtime", str(path)], stdout=PIPE) as daemon:

@@ -31,17 +31,22 @@ PYTHON = str(Path(sys.executable).resolve())
 
 
 class ContainerRig(LocalRig):
-    """A rig whose engines are containers. `client` runs them; `options` are those of `run`, with the image."""
+    """A rig whose engines are containers. `client` finds them, and runs them with `compose`; `options` are those of
+    `run`, with the image.
+    """
 
-    def __init__(self, path: Path, client: Sequence[str], options: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, client: Sequence[str], options: Sequence[str], compose: Sequence[str] | None = None
+    ) -> None:
         super().__init__(path)
         self.client, self.options = tuple(client), tuple(options)
+        self.command = self.client if compose is None else tuple(compose)
 
     def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
         engine: tuple[str, ...] = ("/nowhere/engine",)
         if manner is not Manner.CANNOT_START:
             engine = (PYTHON, "-S", "-E", str(SCRIPT), "--host", "0.0.0.0", "--port", "{port}", *KNOBS[manner])
-        return replica(name, (*self.client, "run", "--publish", "{port}:{port}", *self.options, *engine))
+        return replica(name, (*self.command, "run", "--publish", "{port}:{port}", *self.options, *engine))
 
     def containers(self, replica: ReplicaId, *options: str) -> list[str]:
         """Ids of its containers; with `--all` also of those that have ended."""
@@ -125,6 +130,29 @@ class TestFakeRuntime(ContainerContract):
             assert "a foreign process listens" in seen.reason
             manager.stop(one, 5.0)
             await observed.until(one.id, Seen.CLEAN)
+
+
+@pytest.mark.standard
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("command", ["docker compose --file a.yml", "docker-compose --file a.yml"])
+def test_container_of_compose_becomes_ready_and_is_removed_after_its_stop(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        one, model = rig.replica("r1", Manner.GOOD)
+        async with running(manager := rig.driver()) as observed:
+            manager.start(one, model)
+            await observed.until(one.id, Seen.READY)
+            assert rig.containers(one.id)
+            manager.stop(one, 5.0)
+            await observed.until(one.id, Seen.CLEAN)
+            assert not rig.containers(one.id, "--all")
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with fake_runtime(tmp_path):
+        rig = ContainerRig(tmp_path, ("docker",), ("service",), command.split())
+        rig.run(scenario())
+        rig.close()
 
 
 @pytest.mark.usefixtures("patient")

@@ -11,6 +11,7 @@ from autoscaler.drivers.local.container_runtime import (
     OUTPUT_BYTES_MAX,
     ContainerRun,
     RuntimeFailedError,
+    check_command,
     describe_status,
     label_command,
     list_containers,
@@ -18,6 +19,7 @@ from autoscaler.drivers.local.container_runtime import (
     read_container_run,
     with_destination,
 )
+from autoscaler.spec.engines import EngineError
 
 
 @pytest.mark.parametrize(
@@ -35,12 +37,19 @@ from autoscaler.drivers.local.container_runtime import (
         ("timeout -s KILL 30 docker run image", "timeout -s KILL 30 docker"),
         ("sudo ionice -c 2 nohup podman run image", "sudo ionice -c 2 nohup podman"),
         ("nerdctl --namespace x run image run", "nerdctl --namespace x"),
+        ("docker compose run service", "docker"),
+        ("docker --debug compose --file a.yml --profile gpu run service", "docker --debug"),
+        ("sudo podman compose -p name run service", "sudo podman"),
+        ("nerdctl compose run service", "nerdctl"),
+        ("docker-compose run service", "docker"),
+        ("sudo -n /usr/bin/docker-compose -f a.yml run service", "sudo -n docker"),
     ],
 )
 def test_command_that_runs_a_container_is_recognised(command: str, client: str) -> None:
     run = read_container_run(command.split())
     assert run is not None
     assert run.client == tuple(client.split())
+    assert " ".join(run.command) == command.partition(" run ")[0] + " run"
     assert run.options == tuple(command.split(" run ", 1)[1].split())
 
 
@@ -49,8 +58,11 @@ def test_command_that_runs_a_container_is_recognised(command: str, client: str) 
     [
         "llama-server --port 80",
         "docker start name",
-        "docker compose run service",
-        "docker --debug compose run service",
+        "docker compose up run",
+        "docker compose exec service run",
+        "docker compose compose run",
+        "docker-compose compose run",
+        "docker-compose up service",
         "docker exec name run",
         "docker image run",
         "docker container exec name run",
@@ -115,12 +127,37 @@ async def test_output_of_a_runtime_is_read_to_its_end_and_kept_up_to_a_limit(siz
 
 
 def test_labelled_command_passes_secrets_by_name_and_devices_by_value() -> None:
-    run = ContainerRun(("sudo", "podman"), ("--label", "a=b", "image", "--port", "80"))
+    run = ContainerRun(("sudo", "podman"), ("sudo", "podman", "run"), ("--label", "a=b", "image", "--port", "80"))
     words = label_command(run, "i/r1", ["TOKEN", "DOCKER_HOST"], {"CUDA_VISIBLE_DEVICES": "GPU-1"})
     assert " ".join(words) == (
-        "sudo podman run --label dev.pilotlight.replica=i/r1 --env CUDA_VISIBLE_DEVICES=GPU-1 "
-        "--env PILOTLIGHT_REPLICA=i/r1 --env TOKEN --label a=b image --port 80"
+        "sudo podman run -l dev.pilotlight.replica=i/r1 -e CUDA_VISIBLE_DEVICES=GPU-1 "
+        "-e PILOTLIGHT_REPLICA=i/r1 -e TOKEN --label a=b image --port 80"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ("systemd-run --user llama-server --port 80", "add --scope"),
+        ("sudo /usr/bin/systemd-run -p MemoryMax=8G llama-server --port 80", "add --scope"),
+        ("podman-compose run --publish 127.0.0.1:80:80 service", "use podman or docker compose"),
+    ],
+)
+def test_command_whose_processes_cannot_be_managed_is_rejected_with_a_fix(command: str, fix: str) -> None:
+    with pytest.raises(EngineError, match=rf"^spec\.command: .*; {fix}$"):
+        check_command(command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "systemd-run --user --scope -p MemoryMax=8G llama-server --port 80",
+        "llama-server --alias systemd-run --port 80",
+        "docker compose run service",
+    ],
+)
+def test_command_whose_processes_can_be_managed_is_accepted(command: str) -> None:
+    check_command(command.split())
 
 
 def test_docker_host_of_the_model_is_passed_to_later_container_commands() -> None:
