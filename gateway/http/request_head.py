@@ -59,7 +59,7 @@ LISTS = frozenset(
 """Kept headers that may be repeated (RFC 9110, 5.3); the values are joined by a comma.
 `sec-fetch-site` is one of them: few ports use it, and the others need not reject a request that repeats it.
 """
-HINTS = frozenset({b"traceparent", b"user-agent", b"x-request-id", b"x-stainless-read-timeout"})
+HINTS = frozenset({b"traceparent", b"user-agent", b"x-forwarded-proto", b"x-request-id", b"x-stainless-read-timeout"})
 """Kept headers that are dropped if they are repeated: the request means the same without them."""
 FRAMING = frozenset({b"content-encoding", b"content-length", b"expect", b"host", b"transfer-encoding"})
 """Kept headers that are rejected if they are repeated, even with equal values."""
@@ -164,6 +164,7 @@ def parse_head(data: bytes) -> tuple[Head, int]:
     host = _host(headers, needed=persistent)
     if authority is not None:
         host = _target_host(authority)
+        headers[b"host"] = authority
     length = _body_length(headers, int(minor))
     connection = headers.get(b"connection", b"")
     if b"expect" in headers and headers[b"expect"].lower() != b"100-continue":

@@ -50,7 +50,7 @@ class Peek:
         self.wants_usage = wants_usage
         """Whether the client set `stream_options.include_usage`. If not, the gateway drops the usage chunk."""
         self.body_model = body_model
-        """The model named in the body; None if only the path or a header names it."""
+        """The model named in the body; None if it names none, or null."""
         self.members = members
         """All top-level members in order, by decoded name; for a large body only those that the gateway reads."""
 
@@ -60,7 +60,7 @@ _LARGE = msgspec.json.Decoder(LargeMembers)
 _TEXT: Final = msgspec.json.Decoder(str)
 _USAGE = frozenset({"include_usage"})
 _UNWATCHED: Final = frozenset[str]()
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some clients write it before JSON. Parsers differ on it, so engines never get it."""
 _BEGIN_BYTES = 4 << 10
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+\{")
@@ -148,8 +148,8 @@ def read_json(
     same as the resulting one.
     """
     if isinstance(body, bytes):
-        if body and body[0] == _BYTE_ORDER_MARK[0]:
-            body = body.removeprefix(_BYTE_ORDER_MARK)
+        if body and body[0] == BYTE_ORDER_MARK[0]:
+            body = body.removeprefix(BYTE_ORDER_MARK)
         members = _members(body)
         forbidden_fields.check_members(members, members)
     else:
@@ -254,14 +254,19 @@ def _members(body: bytes) -> dict[str, Raw]:
     return members
 
 
+def replace_lone_surrogates(body: bytes) -> bytes:
+    """Return a JSON text of the same length with U+FFFD for each escaped lone surrogate, which msgspec rejects."""
+    if (b"\\ud" not in body and b"\\uD" not in body) or b"\0" in body:
+        return body
+    return _LONE_SURROGATE.sub(b"\\\\ufffd", body.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+
+
 def _members_with_surrogates(body: bytes) -> dict[str, Raw]:
     """Do the same for a body with escapes of lone surrogates, which msgspec rejects. The values keep them.
 
     In names they are rejected.
     """
-    changed = body
-    if b"\\u" in body and b"\0" not in body:
-        changed = _LONE_SURROGATE.sub(b"\\\\ufffd", body.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+    changed = replace_lone_surrogates(body)
     if changed == body:
         raise _invalid()
     members = _members(changed)
@@ -333,10 +338,12 @@ def _too_broad() -> CallError:
     return invalid_request(f"the body has more than {MEMBERS_MAX} top-level members, or too many small values in one")
 
 
-def _model(raw: Raw) -> str:
+def _model(raw: Raw) -> str | None:
     try:
         return _TEXT.decode(raw)
     except msgspec.DecodeError:
+        if bytes(raw) == b"null":
+            return None
         raise invalid_request("model must be a string", param="model") from None
 
 

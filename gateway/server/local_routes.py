@@ -61,7 +61,10 @@ def _landing(gateway: GatewayContext, head: Head, request_id: bytes, cors_fields
     rows = [(entry.name, gateway.dispatch.model_state(entry.name), entry.context_tokens) for entry in entries]
     if landing_page.accepts_html(head):
         host = head.headers.get(b"host", b"localhost").decode("latin-1")
-        base_url = f"{'https' if secure else 'http'}://{host}"
+        scheme = head.headers.get(b"x-forwarded-proto", b"").lower()
+        if scheme not in {b"http", b"https"}:
+            scheme = b"https" if secure else b"http"
+        base_url = f"{scheme.decode()}://{host}"
         keys_needed = gateway.directory.settings.keys_needed
         page = landing_page.render_html(rows, base_url, has_access=has_access, keys_needed=keys_needed)
         kind, more = b"text/html; charset=utf-8", landing_page.HTML_HEADERS

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, ModelName, TenantEntry, TenantName
+from gateway.http.body_buffers import LARGE_BYTES
 from tests.support.fakes.engines.scripted_engine import OK, ScriptedEngine
 from tests.support.harness.gateway.gateway_rig import Rig, rig
 
@@ -44,6 +45,23 @@ async def test_landing_page_for_html_clients_lists_models_and_a_curl_command() -
         assert "<m>" not in page
         assert "127.0.0.1:9" not in page
         assert one.front.report().levels == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "url"),
+    [
+        ("/", "X-Forwarded-Proto: https\r\n", "https://gw:8080"),
+        ("/", "X-Forwarded-Proto: HTTP\r\n", "http://gw:8080"),
+        ("/", "X-Forwarded-Proto: javascript\r\n", "http://gw:8080"),
+        ("/", "X-Forwarded-Proto: https\r\nX-Forwarded-Proto: http\r\n", "http://gw:8080"),
+        ("http://llm.localhost:9000/", "", "http://llm.localhost:9000"),
+        ("http://[::1]", "X-Forwarded-Proto: https\r\n", "https://[::1]"),
+    ],
+)
+async def test_landing_page_shows_the_address_that_the_client_uses(target: str, more: str, url: str) -> None:
+    async with rig() as one:
+        body = (await get(one, target, HTML + more))[2]
+        assert f"curl {url}/v1/chat/completions" in body.decode()
 
 
 async def test_landing_page_is_json_unless_the_accept_header_names_html() -> None:
@@ -136,7 +154,8 @@ async def test_default_model_is_used_only_if_the_request_names_no_model() -> Non
 
         assert await ask("/v1/chat/completions", b'{"messages":[]}', json_lines) == 400
         catalogue(one, FrontSettings(default_model="alias-m"))
-        for body in (b'{"messages":[]}', b'{"messages":[],"model":""}'):
+        large = b'{"model":null,"messages":["%b"]}' % (b"x" * LARGE_BYTES)
+        for body in (b'{"messages":[]}', b'{"messages":[],"model":""}', b'{"model": null,"messages":[]}', large):
             assert await ask("/v1/chat/completions", body, json_lines) == 200
             assert b'"model":"served-m"' in engine.requests[-1]
         assert await ask("/v1/audio/transcriptions", FORM, form_lines) == 200

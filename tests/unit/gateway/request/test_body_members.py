@@ -217,6 +217,16 @@ def test_edit_changes_only_the_members_model_cache_salt_stream_options(body: byt
 
 
 @pytest.mark.parametrize("large", [False, True])
+def test_null_as_model_is_replaced_by_the_default_model(large: bool) -> None:
+    body = b'{"prompt":"%b","model": null}' % (b"a" * (LARGE_BYTES if large else 3))
+    pieces = ChunkedBody()
+    pieces.add(body)
+    peek = read_body(operation(CHAT), pieces if large else body, b"application/json", None, "m")
+    assert peek.model == "m"
+    assert json.loads(in_one(edit_body(operation(CHAT), peek, "served"))) == json.loads(body) | {"model": "served"}
+
+
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("sent", ["", '"cache_salt":"stolen",'])
 def test_cache_salt_of_the_client_never_reaches_the_engine(sent: str, large: bool) -> None:
     text = "a" * (LARGE_BYTES if large else 3)
