@@ -98,9 +98,9 @@ ERRORS = {
         "The head of the request exceeds the [limit](limits.md).", "Send fewer or smaller headers."
     ),
     (502, "upstream_error"): Meaning(
-        "The engine failed before the first byte, also on the retry, or within a stream; or its certificate is not "
-        "trusted.",
-        "Read the log of the engine, and `event=engine_distrusted` in the log of the gateway.",
+        "The engine failed before the first byte, also on the retry, or within a stream; its certificate is not "
+        "trusted; or its answer is too large to be checked or translated, then with `x-should-retry: false`.",
+        "Read the message, the log of the engine, and `event=engine_distrusted` in the log of the gateway.",
     ),
     (503, "model_starting"): Meaning(
         "The Model is starting, and the deadline of the request has passed or comes before the end of the start.",

@@ -293,6 +293,15 @@ def unchecked_answer() -> CallError:
     return CallError(502, "upstream_error", message, should_retry=False)
 
 
+def translated_answer_too_large(limit_bytes: int) -> CallError:
+    """502: the answer exceeds the limit of answers that are translated; no setting changes it."""
+    message = (
+        f"the answer is larger than {limit_bytes} bytes, the limit of this endpoint; send fewer inputs, or use the "
+        "path of OpenAI's API, such as /v1/embeddings"
+    )
+    return CallError(502, "upstream_error", message, should_retry=False)
+
+
 def shutting_down() -> CallError:
     """503: this gateway is stopping and the request was still queued."""
     return CallError(503, "shutting_down", "the gateway is stopping; try again", retry_after_s=1.0)

@@ -23,6 +23,7 @@ from gateway.dialects.decoded_structs import (
 )
 from gateway.errors import CallError, invalid_request
 from gateway.request.api_routes import INFER, Operation
+from gateway.request.body_members import BYTE_ORDER_MARK, replace_lone_surrogates
 from gateway.request.forbidden_fields import check_case
 
 API_VERSION: Final = "0.17.4"
@@ -99,6 +100,7 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
     endpoint = _ENDPOINTS[operation.engine_path]
     if count_items(body) > ITEMS_MAX:
         raise invalid_request(f"the body has more than {ITEMS_MAX:,} members and items")
+    body = _plain_json(body)
     try:
         check_case(_members.decode(body), _KNOWN[endpoint])
         if endpoint == "chat":
@@ -114,6 +116,11 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
         raise invalid_request("the body is not valid JSON in UTF-8") from None
     except RecursionError:
         raise invalid_request("the body is nested too deeply") from None
+
+
+def _plain_json(body: bytes) -> bytes:
+    """Return a body without a byte order mark, and with U+FFFD for escaped lone surrogates, as Ollama reads them."""
+    return replace_lone_surrogates(body.removeprefix(BYTE_ORDER_MARK))
 
 
 def count_items(body: bytes) -> int:
@@ -135,6 +142,7 @@ def count_items(body: bytes) -> int:
 
 def read_shown_model(body: bytes) -> str:
     """Return the model of a request to /api/show. Raises CallError 400."""
+    body = _plain_json(body)
     try:
         check_case(_members.decode(body), frozenset(ShowRequest.__struct_fields__))
         request = _show.decode(body)

@@ -120,6 +120,9 @@ OLLAMA = {
         }.items()
     },
 }
+OLLAMA_BLOB: Final = Operation(Kind.OLLAMA_MANAGE, dialect="ollama", advice=_ADD)
+"""POST or HEAD of a file, which `ollama create` sends first."""
+_OLLAMA_BLOBS: Final = b"/api/blobs/"
 OLLAMA_GET = {
     b"/api/tags": Operation(Kind.OLLAMA_TAGS, dialect="ollama"),
     b"/api/ps": Operation(Kind.OLLAMA_PS, dialect="ollama"),
@@ -165,7 +168,7 @@ def find_operation(method: bytes, path: bytes) -> Operation | None:
 
 def _find(method: bytes, path: bytes) -> Operation | None:
     posted = _posted(path)
-    if method == b"POST" and posted is not None:
+    if posted is not None and (method == b"POST" or (method == b"HEAD" and posted is OLLAMA_BLOB)):
         return posted
     got, deleted = _got(path), OLLAMA_DELETE.get(path)
     if got is not None and method in {b"GET", b"HEAD"}:
@@ -214,7 +217,7 @@ def suggest_path(path: bytes) -> str:
 
 
 def _posted(path: bytes) -> Operation | None:
-    return _POST.get(path) or _deployed(path)
+    return _POST.get(path) or (OLLAMA_BLOB if path.startswith(_OLLAMA_BLOBS) else _deployed(path))
 
 
 def _got(path: bytes) -> Operation | None:

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gateway import errors
+from gateway.dialects.ollama_requests import refuse_management
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.errors import CallError
 from gateway.http import responses
@@ -273,6 +274,8 @@ class Connection(BodyIntake):
             return
         head = self._reader.partial_head()
         operation = None if head is None else find_operation(head.method, head.path)
+        if error.status == 413 and operation is not None and operation.kind is Kind.OLLAMA_MANAGE:
+            error = refuse_management(operation.advice)
         self._named(head)
         self._gateway.telemetry.turned_away(self.request_id, error.code)
         self.say_error(error, "openai" if operation is None else operation.dialect, head, close=True)

@@ -38,6 +38,7 @@ from gateway.server import precheck
 from gateway.server.local_ollama_routes import format_time
 from gateway.server.ollama_response_relay import TranslatedAnswer
 from gateway.server.proxied_call import COLD, ENDED, RELAYING, SENT, ProxiedCall
+from gateway.upstream import token_usage
 
 if TYPE_CHECKING:
     from gateway.server.connection import Connection
@@ -82,6 +83,7 @@ def admit_ollama_call(
     ollama_call = OllamaCall(call, gateway, client, head, target, entry, body, translated)
     if policy is not None:
         ollama_call.apply_checks(policy)
+    ollama_call.counts_tokens = stream and target.usage and not asks_usage
     return ollama_call
 
 
@@ -205,6 +207,8 @@ class OllamaCall(ProxiedCall):
         )
         self._answer = self._relayed = relayed
         self._close = self._close or self._gateway.closing or not (relayed.deferred or self._framed)
+        if self.counts_tokens:
+            self.call.tokens_out = token_usage.count_tokens(data)
         out = relayed.shape(data)
         if not relayed.deferred and not self._early:
             out = self._translated_head(_LINES, None) + out
@@ -212,7 +216,7 @@ class OllamaCall(ProxiedCall):
         self._moved = True
         self._drop_body()
         if engine is not None:
-            engine.take = self._relay
+            engine.take = self._relay_and_count if self.counts_tokens else self._relay
             if self._client.paused:
                 engine.pause()
         self._pass_on(relayed, out)
@@ -228,7 +232,7 @@ class OllamaCall(ProxiedCall):
         if out:
             self._client.write(out)
         if relayed.broken:
-            self._break(upstream_error())
+            self._break(relayed.error())
 
     def _break(self, error: CallError) -> None:
         """Abort the response after the commit point; if nothing has been sent yet, send the error instead."""
@@ -265,12 +269,16 @@ class OllamaCall(ProxiedCall):
         return ReplyConverter(self._translated, self.call.model, _timestamp, durations)
 
     def _durations(self) -> dict[str, int]:
-        """Return the durations of Ollama's last line: the wait counts as loading, the first byte ends the prompt."""
+        """Return the durations of Ollama's last line: the wait counts as loading, the first byte ends the prompt.
+        Also the count of tokens, if they are counted.
+        """
         call, now_s = self.call, self._gateway.clock()
         granted_s = call.granted_s or call.arrived_s
+        counted = {"eval_count": call.tokens_out} if self.counts_tokens else {}
         return {
             "total_duration": _nanoseconds(call.arrived_s, now_s),
             "load_duration": _nanoseconds(call.arrived_s, granted_s),
             "prompt_eval_duration": _nanoseconds(granted_s, call.first_byte_s),
             "eval_duration": _nanoseconds(call.first_byte_s, now_s),
+            **counted,
         }

@@ -6,6 +6,7 @@ A document is converted when it is complete. Until then nothing is sent, so that
 from __future__ import annotations
 
 from gateway.dialects.ollama_responses import ReplyConverter
+from gateway.errors import CallError, translated_answer_too_large, upstream_error
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
 from gateway.server.response_relay import Answer
 
@@ -47,6 +48,10 @@ class TranslatedAnswer(Answer):
         it is converted.
         """
         return self._walked.until_close and self._streams and not self._converter.ended
+
+    def error(self) -> CallError:
+        """Return the error for a response that cannot be converted."""
+        return translated_answer_too_large(DOCUMENT_BYTES_MAX) if self._size > DOCUMENT_BYTES_MAX else upstream_error()
 
     def shape(self, data: bytes) -> bytes:
         """Convert the next bytes of the body, without the ending."""

@@ -73,8 +73,10 @@ def check_sender(gateway: GatewayContext, head: Head) -> None:
 
 
 def check_body_size(operation: Operation, size: int) -> None:
-    """Raise 413 if the body is too long for a path that accepts none."""
+    """Raise 413 if the body is too long for a path that accepts none; 400 for a file of `ollama create`."""
     if operation.kind is not Kind.INFER and size > DROP_BYTES_MAX:
+        if operation.kind is Kind.OLLAMA_MANAGE:
+            raise ollama_requests.refuse_management(operation.advice)
         raise errors.too_large(DROP_BYTES_MAX)
 
 

@@ -91,6 +91,20 @@ async def test_chat_stream_is_converted_to_json_lines_and_tokens_are_counted(pat
         assert b"\r\ncontent-type: application/json\r\n" in engine.requests[0]
 
 
+@pytest.mark.parametrize("joined", [False, True])
+async def test_tokens_of_an_engine_without_stream_options_are_counted(joined: bool) -> None:
+    pieces = (STREAM_HEAD, delta("a"), delta("b"), DONE + END)
+    script = (b"".join(pieces),) if joined else pieces
+    async with ScriptedEngine(script) as engine, rig(engine.address) as one:
+        entry = msgspec.structs.replace(one.front.directory.names._models[ModelName("m")], takes_stream_options=False)
+        one.front.catalogue(CatalogueDelta(epoch=1, version=9, models=(entry,)))
+        lines = (await ask(one, "/api/chat", messages=MESSAGES))[2]
+        assert "stream_options" not in sent(engine)[1]
+        assert (lines[-1]["eval_count"], "prompt_eval_count" in lines[-1]) == (2, False)
+        await one.settled()
+        assert one.totals() == (1, 0, 2)
+
+
 @pytest.mark.parametrize(
     ("path", "members", "text"),
     [
@@ -154,6 +168,7 @@ async def test_tags_show_ps_and_version_requests_start_no_model() -> None:
         ("POST", "/api/push", "pilotlight weights push"),
         ("POST", "/api/create", "pilotlight serve -c"),
         ("POST", "/api/copy", "spec.aliases"),
+        ("POST", "/api/blobs/sha256:0000", "pilotlight serve -c"),
         ("DELETE", "/api/delete", "kubectl delete models.pilotlight.dev"),
     ],
 )
@@ -164,6 +179,19 @@ async def test_management_request_gets_400_that_names_the_equivalent_command(
         status, found = await get(one, path, method=method, lines="content-length: 0\r\n")
         assert (status, command in found["error"]) == (400, True)
         assert (await get(one, path, method="PUT"))[0] == 405
+
+
+@pytest.mark.parametrize("framing", ["content-length: 5000000000", "transfer-encoding: chunked"])
+async def test_file_of_ollama_create_gets_400_with_the_command_before_its_upload(framing: str) -> None:
+    async with rig() as one:
+        client = await one.client()
+        client.send(f"POST /api/blobs/sha256:0000 HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
+        client.send(b"20000\r\n" + b"x" * 0x20000)
+        status, _, body = await client.answer()
+        assert (status, "pilotlight serve -c" in json.loads(body)["error"]) == (400, True)
+        client = await one.client()
+        client.send(b"HEAD /api/blobs/sha256:0000 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.head())[0] == 400
 
 
 @pytest.mark.parametrize("name", ["m:latest", "alias-m", "alias-m:latest"])
@@ -297,11 +325,16 @@ async def test_malformed_engine_document_gets_502_and_connection_stays_open(repl
             assert (status, list(json.loads(body))) == (502, ["error"])
 
 
-async def test_engine_document_above_the_size_limit_gets_502(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_document_above_the_size_limit_gets_502_that_names_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ollama_response_relay, "DOCUMENT_BYTES_MAX", 1000)
     reply = STREAM_HEAD.replace(b"text/event-stream", b"application/json") + chunk(b"[" * 600) * 2
     async with ScriptedEngine((reply, HOLD)) as engine, rig(engine.address) as one:
-        assert (await ask(one, "/api/embed", input="a"))[0] == 502
+        status, fields, found = await ask(one, "/api/embed", input="a")
+        assert (status, fields["x-should-retry"]) == (502, "false")
+        assert "larger than 1000 bytes" in found["error"]
+        assert "send fewer inputs" in found["error"]
         await asyncio.wait_for(engine.left.wait(), 60)
         assert one.in_use() == 0
 
@@ -412,6 +445,27 @@ async def test_translated_body_above_the_limit_is_rejected() -> None:
         images = ["iVBORw"] * 40
         found = await ask(one, "/api/chat", messages=[{"role": "user", "content": "", "images": images}])
         assert (found[0], "1000 bytes" in found[2]["error"]) == (413, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [
+        ("chat", rb'"stream":false,"messages":[{"role":"user","content":"a\ud83d"}]'),
+        ("generate", rb'"stream":false,"prompt":"a\ud83d"'),
+        ("embed", rb'"input":["a\ud83d"]'),
+        ("embeddings", rb'"prompt":"a\ud83d"'),
+        ("show", rb'"system":"a\ud83d"'),
+    ],
+)
+async def test_request_with_a_byte_order_mark_and_a_lone_surrogate_is_served(path: str, members: bytes) -> None:
+    reply = VECTORS if path.startswith("embed") else CHAT
+    async with ScriptedEngine((reply,)) as engine, rig_and_client(engine.address) as (_, client):
+        body = b'\xef\xbb\xbf{"model":"m",%b}' % members
+        client.send(
+            b"POST /api/%b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+        )
+        assert (await client.answer())[0] == 200
+        assert path == "show" or "a\ufffd" in json.dumps(sent(engine)[1], ensure_ascii=False)
 
 
 @pytest.mark.parametrize(

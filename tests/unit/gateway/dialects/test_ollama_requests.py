@@ -64,6 +64,15 @@ def test_member_that_differs_from_a_known_name_only_in_case_is_rejected(endpoint
         translated(endpoint, **{name: "x"})
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_lone_surrogates_become_u_fffd_and_a_byte_order_mark_is_dropped(mark: bytes) -> None:
+    body = rb'{"model":"m","messages":[{"role":"user","content":"\ud83d \uDE00 \ud83d\ude00 \\ud83d \\\ud83d"}]}'
+    assert CHAT_OPERATION is not None
+    (message,) = json.loads(translate_request(CHAT_OPERATION, mark + body).body)["messages"]
+    assert message["content"] == "\ufffd \ufffd \U0001f600 \\ud83d \\\ufffd"
+    assert ollama_requests.read_shown_model(mark + rb'{"model":"m","system":"\ud83d"}') == "m"
+
+
 def test_show_request_member_that_differs_only_in_case_is_rejected() -> None:
     with pytest.raises(CallError, match="differs from name only in the case"):
         ollama_requests.read_shown_model(b'{"model": "m", "Name": "other"}')
