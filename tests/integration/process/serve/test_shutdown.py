@@ -49,7 +49,7 @@ async def test_queued_stream_with_sent_headers_gets_the_shutdown_error_in_stream
             early = await gate.send("gateway-1", shot("ada"))
             plain = one.begin(shot("ada", stream=False))
             await until("both wait", lambda: one.demand("ada")["waiting"] == 2)
-            await until("the head and a comment are out", lambda: early.began_s)
+            await until("the head and a comment are out", lambda: early.connection.answer.status == 200)
             assert await one.stop() == 0
             await early.done
         answer = early.connection.answer
