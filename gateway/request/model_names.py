@@ -131,7 +131,7 @@ class ModelNames:
 
     def own_aliases(self, model: ModelEntry) -> list[str]:
         """Return the aliases of a model, without those that belong to an older one."""
-        return [alias for alias in model.aliases if self._names.get(alias) is model]
+        return [alias for alias in model.aliases if alias in self._names and self._names[alias].name == model.name]
 
     def visible(self, tenant: TenantEntry) -> list[ModelEntry]:
         """Return the listed models that the tenant may call, by name."""

@@ -114,12 +114,18 @@ async def test_model_list_gives_context_length_in_vllm_and_llama_cpp_fields() ->
         assert not {"context_length", "max_model_len", "meta"} & row.keys()
 
 
-async def test_aliases_are_listed_only_if_lists_aliases_is_set() -> None:
+@pytest.mark.parametrize("serves_aliases", [False, True])
+async def test_aliases_are_listed_only_if_lists_aliases_is_set(serves_aliases: bool) -> None:
     async with rig() as one:
         names = [row["id"] for row in json.loads((await get(one, "/v1/models"))[2])["data"]]
         assert names == ["m"]
         assert json.loads((await get(one, "/v1/models/alias-m"))[2])["id"] == "m"
-        catalogue(one, FrontSettings(lists_aliases=True), aliases=("alias-m", "My Model [Q4] (fast)"))
+        catalogue(
+            one, FrontSettings(lists_aliases=True), aliases=("alias-m", "My Model [Q4] (fast)"),
+            serves_aliases=serves_aliases,
+        )  # fmt: skip
+        tags = [row["name"] for row in json.loads((await get(one, "/api/tags"))[2])["models"]]
+        assert tags == ["m:latest", "alias-m:latest", "My Model [Q4] (fast):latest"]
         names = [row["id"] for row in json.loads((await get(one, "/v1/models"))[2])["data"]]
         assert names == ["m", "alias-m", "My Model [Q4] (fast)"]
         assert json.loads((await get(one, "/v1/models/My%20Model%20%5BQ4%5D%20(fast)"))[2])["id"] == names[2]

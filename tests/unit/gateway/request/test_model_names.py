@@ -56,4 +56,19 @@ def test_incremental_updates_give_the_same_names_as_a_full_catalogue() -> None:
     assert (names._names, names._younger, names._entries) == ({}, {}, {})
 
 
+@pytest.mark.parametrize("serves_aliases", [False, True])
+def test_aliases_of_a_model_are_those_that_no_older_model_has(serves_aliases: bool) -> None:
+    names = ModelNames()
+    younger, older = (
+        ModelEntry(
+            name=ModelName(name), served_name=f"served-{name}", aliases=(f"{name}-alias", "shared"), created_unix_s=age,
+            serves_aliases=serves_aliases,
+        )
+        for name, age in (("ada", 2), ("bob", 1))
+    )  # fmt: skip
+    names.update([younger, older], ())
+    assert names.own_aliases(younger) == ["ada-alias"]
+    assert names.own_aliases(older) == ["bob-alias", "shared"]
+
+
 TENANT = TenantEntry(name=TenantName("t"))
