@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 
 from msgspec import Raw
 
@@ -31,6 +32,12 @@ _NULL = b"null"
 _TOOLS = frozenset({"tools", "functions"})
 _TOOL_MEMBERS = _TOOLS | frozenset({"tool_choice", "function_call", "parallel_tool_calls"})
 """Removed with tools: engines reject a choice of tools without tools."""
+_UNLIMITED_BELOW = dict.fromkeys(TOKEN_LIMITS, 0) | {
+    "logprobs": 0, "prompt_logprobs": 0, "top_logprobs": 0, "truncate_prompt_tokens": 0, "top_k": 1,
+}  # fmt: skip
+"""Member -> the lowest number that engines read as a limit. A lower one means no limit: -1 for llama.cpp (tokens,
+`top_k`) and vLLM (the others), and 0 as `top_k` for both.
+"""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _RESPONSES = b"/v1/responses"
 _NO_ENTRY = PolicyEntry()
@@ -118,13 +125,13 @@ class Policy:
         return None if capped is None else capped.encode()
 
     def _within_cap(self, name: str, number: float) -> str | None:
-        """Return what replaces a number that exceeds the cap. A limit of tokens below 1 means none for some engines: a
-        negative one for llama.cpp, and 0 for Ollama.
+        """Return what replaces a number that exceeds the cap, or means no limit. A limit of 0 tokens, which means none
+        for Ollama, becomes 1.
         """
         cap = self._caps[name]
         if name in TOKEN_LIMITS and 0 <= number < 1:
             return "1"
-        return _render(cap) if number > cap or (number < 0 and name in TOKEN_LIMITS) else None
+        return _render(cap) if number > cap or number < _UNLIMITED_BELOW.get(name, -inf) else None
 
     def _check_case(self, names: Collection[str]) -> None:
         """Reject members that some engines take for one of the policy because they ignore case."""

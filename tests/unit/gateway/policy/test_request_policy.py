@@ -137,6 +137,13 @@ def test_cap_on_tokens_applies_to_each_member_that_limits_tokens(name: str) -> N
         assert refused(capped, body % (name.encode(), value)) == name
 
 
+@pytest.mark.parametrize("name", ["prompt_logprobs", "logprobs", "top_logprobs", "truncate_prompt_tokens", "top_k"])
+def test_cap_replaces_numbers_that_mean_no_limit(name: str) -> None:
+    capped = policy(caps={name: 5})
+    for sent, expected in ((-1, 5), (-2, 5), (6, 5), (5, 5), (1, 1), (0, 5 if name == "top_k" else 0)):
+        assert members(capped, COMPLETIONS, **{name: sent}) == {name: expected}
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [(CHAT, "max_tokens"), (COMPLETIONS, "max_tokens"), (MESSAGES, "max_tokens"), (RESPONSES, "max_output_tokens")],
