@@ -53,7 +53,8 @@ ERRORS = {
         "Create a key with `pilotlight key new --tenant NAME`, enter its hash in the Tenant, and reload.",
     ),
     (403, "origin_not_allowed"): Meaning(
-        "A web page sent the request to a loopback port without keys, and its origin is not in `cors.origins`.",
+        "A web page sent the request to a loopback port without keys, or a form to any port without keys, and its "
+        "origin is not in `cors.origins`.",
         "Add the origin to [`cors.origins`](../how-to/host-check.md).",
     ),
     (403, "request_rejected"): Meaning(

@@ -50,6 +50,12 @@ def is_from_foreign_page(headers: Mapping[bytes, bytes], origins: Collection[str
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
     if (site is None and origin is None) or (site is not None and site.lower() in (b"same-origin", b"none")):
         return False
+    if (
+        site is None
+        and b"host" in headers
+        and origin in (b"http://" + headers[b"host"], b"https://" + headers[b"host"])
+    ):
+        return False  # browsers send Sec-Fetch-Site only to ports with TLS or on loopback
     return "*" not in origins and (origin is None or origin.decode("latin-1") not in origins)
 
 

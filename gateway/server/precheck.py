@@ -81,20 +81,22 @@ def check_body_size(operation: Operation, size: int) -> None:
 
 
 def check_media(gateway: GatewayContext, head: Head, operation: Operation, headers: Asked) -> None:
-    """Raise 415 for a form on a path that accepts none, and for JSON of another content type from a foreign page.
+    """Raise 415 for a form on a path that accepts none, and for JSON of another content type from a foreign page. Raise
+    403 for a form from a foreign page if no key is needed.
 
     Otherwise JSON is accepted whatever its content type is. A page must send application/json, so that its browser
-    sends a preflight first.
+    sends a preflight first. It sends none for a form.
     """
     content_type = headers.content_type
     if content_type == b"application/json":
         return
+    settings = gateway.directory.settings
     if media_types.is_form(content_type):
         if not operation.multipart:
             raise errors.unsupported_media_type()
-    elif not media_types.is_json(content_type) and is_from_foreign_page(
-        head.headers, gateway.directory.settings.cors_origins
-    ):
+        if not settings.keys_needed and is_from_foreign_page(head.headers, settings.cors_origins):
+            raise errors.origin_not_allowed()
+    elif not media_types.is_json(content_type) and is_from_foreign_page(head.headers, settings.cors_origins):
         raise errors.unsupported_media_type()
 
 

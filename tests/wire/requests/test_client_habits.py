@@ -107,6 +107,7 @@ async def test_large_form_with_unusual_but_valid_syntax_is_forwarded() -> None:
         ("Content-Type: text/plain;charset=UTF-8",), ("Content-Type: application/x-www-form-urlencoded",),
         ("Content-Type: text/plain", "Sec-Fetch-Site: same-origin", "Origin: http://gateway.example:8080"),
         ("Content-Type: text/plain", "Sec-Fetch-Site: none"),
+        ("Content-Type: text/plain", "Origin: http://gateway.example:8080"),
     ],
 )  # fmt: skip
 async def test_json_object_with_unusual_or_no_content_type_is_forwarded_as_json(lines: tuple[str, ...]) -> None:
@@ -122,11 +123,40 @@ async def test_page_of_a_foreign_origin_cannot_send_json_without_a_preflight(siz
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, settings=FrontSettings(cors_origins=(APP,))) as one:
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             for page in ("Origin: https://evil.example", "Origin: null", "Sec-Fetch-Site: cross-site",
+                         "Origin: http://gateway.example", "Origin: http://evil.gateway.example:8080",
                          "Sec-Fetch-Site: same-site", f"Origin: {APP}\r\nOrigin: https://evil.example"):  # fmt: skip
                 assert (await send(one, path, body, f"Content-Type: {kind}", page))[0] == 415
         assert engine.requests == []
         assert (await send(one, path, body, "Content-Type: text/plain", f"Origin: {APP}"))[0] == 200
         assert (await send(one, path, body, JSON, "Origin: https://evil.example"))[0] == 200, "after a preflight"
+
+
+@pytest.mark.parametrize(
+    ("keys_needed", "page", "status"),
+    [
+        (False, "Origin: https://evil.example", 403),
+        (False, "Origin: null", 403),
+        (False, "Sec-Fetch-Site: cross-site", 403),
+        (False, "Accept: */*", 200),
+        (False, f"Origin: {APP}", 200),
+        (False, "Origin: http://gateway.example:8080", 200),
+        (False, "Sec-Fetch-Site: same-origin", 200),
+        (True, "Origin: https://evil.example", 200),
+    ],
+)
+async def test_form_of_a_foreign_page_gets_403_on_a_port_without_keys(
+    keys_needed: bool, page: str, status: int
+) -> None:
+    body = form('Content-Disposition: form-data; name="model"\r\n\r\nm')
+    key = KeyEntry(sha256=sha256(b"secret").hexdigest())
+    tenant = TenantEntry(name=TenantName("team"), keys=(key,))
+    settings = FrontSettings(cors_origins=(APP,), keys_needed=keys_needed)
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        one.front.catalogue(CatalogueDelta(epoch=1, version=2, tenants=(tenant,), settings=settings))
+        lines = ("Content-Type: multipart/form-data; boundary=5f2c", "Authorization: Bearer secret", page)
+        found, _, answer = await send(one, FORM, body, *lines)
+        assert (found, b"cors.origins" in answer) == (status, status == 403)
+        assert len(engine.requests) == (status == 200)
 
 
 async def test_non_json_body_gets_400_if_labeled_json_and_415_otherwise() -> None:
