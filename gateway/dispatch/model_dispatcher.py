@@ -112,7 +112,9 @@ class ModelDispatcher:
         """Catalogue or Routes have changed: reject requests that may no longer wait, grant what fits."""
         if self.entry is not None:
             clocks = self.entry.clocks
-            self.part.silent_s_max = max(clocks.first_byte_seconds_max, clocks.response_seconds_max)
+            self.part.silent_s_max = max(
+                clocks.first_byte_seconds_max, clocks.stall_seconds_max, clocks.response_seconds_max
+            )
         refusal = self.part.route.refusal
         self.closed = self.entry is None or self.entry.paused or refusal is not None or bool(self.faults)
         if self.was_ready and not self.part.ready:

@@ -14,8 +14,8 @@ from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 STALLED_REQUESTS_MIN = 2
 """Minimum number of requests that must have waited for a stalled replica. A single request may have a long prompt.
 
-A replica is stalled if these requests got no byte for the longer of the Model's limits `firstByteSecondsMax` and
-`responseSecondsMax`.
+A replica is stalled if these requests got no byte for the longest of the Model's limits `firstByteSecondsMax`,
+`stallSecondsMax` and `responseSecondsMax`.
 """
 SUSPECT_S = 1.0
 """Interval of the requests to a suspect replica, in seconds."""
@@ -138,7 +138,7 @@ class ModelRoutes:
         self.ready = False
         """Whether at least one replica is ready. Otherwise the model is cold."""
         self.silent_s_max = inf
-        """The longer of `firstByteSecondsMax` and `responseSecondsMax`, in seconds."""
+        """The longest of `firstByteSecondsMax`, `stallSecondsMax` and `responseSecondsMax`, in seconds."""
         self.free = 0
         """Slots on open replicas that are allowed and not in use."""
 

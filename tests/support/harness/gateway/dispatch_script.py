@@ -9,6 +9,7 @@ import msgspec
 
 from autoscaler.contract import (
     CatalogueDelta,
+    Clocks,
     GatewayId,
     Level,
     ModelEntry,
@@ -96,10 +97,14 @@ class Script:
         paused: bool = False,
         removed: bool = False,
         tenants: tuple[TenantEntry, ...] = (),
+        clocks: Clocks | None = None,
     ) -> list[str]:
         """Sets the Model's entry in the catalogue."""
         self.version += 1
-        entry = ModelEntry(name=ModelName(name), served_name=name, paused=paused, queue=queue or QueueLimits())
+        entry = ModelEntry(
+            name=ModelName(name), served_name=name, paused=paused, queue=queue or QueueLimits(),
+            clocks=clocks or Clocks(),
+        )  # fmt: skip
         delta = CatalogueDelta(
             epoch=self.epoch,
             version=self.version,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.contract import LEADER_SILENT_S, RoutesDelta
+from autoscaler.contract import LEADER_SILENT_S, Clocks, RoutesDelta
 from gateway.dispatch.call import CallState
 from gateway.dispatch.model_dispatcher import RETRIES_MAX, Bounce
 from gateway.dispatch.slots import SUSPECT_S
@@ -284,3 +284,22 @@ def test_request_past_its_deadline_is_not_retried() -> None:
     script.arrive("c1", wait_s=5)
     script.now_s = 6.0
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
+
+
+@pytest.mark.parametrize(
+    "clocks",
+    [
+        Clocks(first_byte_seconds_max=1800, stall_seconds_max=590, response_seconds_max=600),
+        Clocks(first_byte_seconds_max=590, stall_seconds_max=1800, response_seconds_max=600),
+        Clocks(first_byte_seconds_max=590, stall_seconds_max=590, response_seconds_max=1800),
+    ],
+)
+def test_replica_is_stalled_after_the_longest_limit_of_its_requests(clocks: Clocks) -> None:
+    script = warm(2)
+    script.model(clocks=clocks)
+    script.arrive_many(2, "c")
+    script.heard("c0")
+    script.at(1799.0)
+    assert not script.use("r1").stalled
+    script.at(1800.0)
+    assert script.use("r1").stalled
