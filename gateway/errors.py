@@ -314,6 +314,15 @@ def upstream_error() -> CallError:
     )
 
 
+def engine_distrusted() -> CallError:
+    """502: TLS with the engine failed, mostly because of its certificate. The log has the reason."""
+    message = (
+        "the gateway does not trust the TLS certificate of the engine, or the engine has no TLS; correct the "
+        "certificate, or tls.caFile in Settings; event=engine_distrusted in the gateway's log has the reason"
+    )
+    return CallError(502, "upstream_error", message, should_retry=False)
+
+
 def upstream_timeout() -> CallError:
     """504: the engine's first byte, next byte or whole response took too long."""
     return CallError(

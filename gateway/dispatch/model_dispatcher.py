@@ -33,13 +33,14 @@ _LAST_WORDS: dict[str, Callable[[], CallError]] = {
     "connect": errors.upstream_error,
     "reset": errors.upstream_error,
     "timeout": errors.upstream_timeout,
+    "distrusted": errors.engine_distrusted,
     "busy": lambda: errors.service_unavailable(
         "overloaded", "the engine accepts no more requests now; try again after the time in Retry-After", RETRY_AFTER_S
     ),
 }
 """Errors for requests that cannot move."""
 
-Bounce = Literal["connect", "reset", "busy", "timeout"]
+Bounce = Literal["connect", "reset", "busy", "timeout", "distrusted"]
 """How an engine failed before the commit point."""
 
 _PARKED: Final = CallState.PARKED

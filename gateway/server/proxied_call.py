@@ -64,7 +64,7 @@ A killed engine may close connections before it stops listening; after the first
 move requires that Routes report a planned shutdown of one of the two engines; the second delay gives time for that.
 """
 
-Reason = Literal["connect", "reset", "busy", "timeout"]
+Reason = Literal["connect", "reset", "busy", "timeout", "distrusted"]
 
 COLD: Final = b"x-pilotlight-cold: 1\r\n"
 """The header line of responses to requests that waited for a start."""
@@ -274,7 +274,8 @@ class ProxiedCall(Sink):
             self._bounce("connect")
         else:
             breath_s = BREATHS_S[self.call.fled is not None]
-            self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, "reset")
+            reason: Reason = "distrusted" if loss == "distrusted" else "reset"
+            self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, reason)
 
     # --- external checks -------------------------------------------------------------------------------------------
 

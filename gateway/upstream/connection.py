@@ -31,7 +31,7 @@ This much of a response waits here for a client that reads nothing; by default t
 JOIN_BYTES_MAX: Final = 64 << 10
 """Up to this size, head and body are sent joined, in one system call; a longer body is not copied."""
 
-Loss = Literal["connect", "reset", "odd"]
+Loss = Literal["connect", "reset", "odd", "distrusted"]
 
 
 class Sink:
@@ -72,7 +72,7 @@ class Sink:
         raise NotImplementedError
 
     def engine_lost(self, loss: Loss) -> None:
-        """Connecting failed, the connection ended early, or the response is not valid HTTP."""
+        """Connecting or TLS failed, the connection ended early, or the response is not valid HTTP."""
         raise NotImplementedError
 
 

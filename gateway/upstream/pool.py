@@ -178,7 +178,7 @@ class Pool:
             loss: Loss = "connect"
             if isinstance(error, ssl.SSLError):
                 self._distrust(error)
-                loss = "odd"  # a retry would not help: the request moves once and then fails
+                loss = "distrusted"
             due, self._due = self._due, deque()
             for one in (connection, *due):  # those waiting for an attempt fail too
                 self._failed(one, loss)

@@ -16,5 +16,6 @@ def test_error_with_a_retry_time_has_retry_after_and_should_retry_headers(should
     ]  # fmt: skip
 
 
-def test_engine_timeout_error_has_the_header_x_should_retry_false() -> None:
-    assert errors.render_error_headers(errors.upstream_timeout()) == [(b"x-should-retry", b"false")]
+@pytest.mark.parametrize("error", [errors.upstream_timeout(), errors.engine_distrusted()])
+def test_engine_error_that_a_retry_cannot_cure_has_x_should_retry_false(error: errors.CallError) -> None:
+    assert errors.render_error_headers(error) == [(b"x-should-retry", b"false")]

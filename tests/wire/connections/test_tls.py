@@ -311,6 +311,7 @@ def test_untrusted_engine_receives_nothing_and_the_request_gets_502(
             for _ in range(2):
                 status, body = await answered(one)
                 assert (status, b'"code":"upstream_error"' in body) == (502, True)
+                assert b"does not trust the TLS certificate of the engine" in body
             assert engine.requests == []
             await one.settled()
             assert one.in_use() == 0
@@ -339,7 +340,8 @@ def test_engine_without_tls_receives_no_plaintext_request(loop: Loop, caplog: py
         async with await asyncio.start_server(plain, "127.0.0.1", 0) as server, rig() as one:
             host, port = server.sockets[0].getsockname()
             one.routes(f"https://{host}:{port}")
-            assert (await answered(one))[0] == 502
+            status, body = await answered(one)
+            assert (status, b"the engine has no TLS" in body) == (502, True)
         assert len(heard) == 2, "the Call moved once"
         assert all(data.startswith(b"\x16\x03") and b"POST" not in data for data in heard)
 
