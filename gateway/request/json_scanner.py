@@ -338,7 +338,7 @@ class JsonScan(Scan):
             raise _invalid()
         depth = len(self._stack)
         if depth + height > NESTING_MAX and depth + _peak(brackets) > NESTING_MAX:
-            raise invalid_request("the body is nested too deeply")
+            raise invalid_request("the body is nested too deeply; nest fewer lists and objects")
         kept = depth - len(closing)
         if self._stack[kept:].translate(_CLOSING)[::-1] != closing:
             raise _invalid()

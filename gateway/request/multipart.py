@@ -97,7 +97,7 @@ def read_multipart(
     for name, start, end in parts:
         if name in (b"model", b"stream"):
             if name in spans:
-                raise invalid_request(f"the form has more than one part {name.decode()}", param=name.decode())
+                raise invalid_request(f"the form has more than one part {name.decode()}; send one", param=name.decode())
             spans[name] = (start, end)
         else:
             forbidden_fields.check_part(name.decode("utf-8", "replace"))
@@ -151,7 +151,7 @@ def _policy_members(form: Form, policy: Policy) -> tuple[set[str], dict[str, Raw
         name = raw.decode("utf-8", "replace")
         if name in policy.members:
             if name in names and not name.endswith("[]"):
-                raise invalid_request(f"the form has more than one part {name}", param=name)
+                raise invalid_request(f"the form has more than one part {name}; send one", param=name)
             values[name] = Raw(_cut(form.body, start, end) if end - start <= VALUE_BYTES_MAX else b"")
         elif forbidden_fields.reduce_to_letters(raw) in policy.letters:
             raise _ambiguous()

@@ -249,7 +249,7 @@ def test_body_above_a_member_nesting_or_length_limit_is_rejected() -> None:
         body = b'{"model":"m","a":[' + filler + deep[1:-1] + b"]}"
         assert read_as_json(arrived(body, 100, 20_000)).model == "m"
         body = b'{"model":"m","a":[' + filler + deep + b"]}"
-        assert refusal(body).message == "the body is nested too deeply"
+        assert refusal(body).message == "the body is nested too deeply; nest fewer lists and objects"
     long = b"x" * VALUE_BYTES_MAX
     for name in ("model", "stream_options"):
         error = refusal(b'{"%b":"%b"}' % (name.encode(), long))
