@@ -74,8 +74,8 @@ ERRORS = {
         "The path does not support this method.", "Use a method that the header `Allow` lists."
     ),
     (408, "request_timeout"): Meaning(
-        "The head or the body of the request arrived too slowly.",
-        "Check the network; raise `limits.headerSecondsMax` or `limits.bodySecondsMax`.",
+        "The head of the request arrived too slowly, or the body stalled or arrived below the minimum rate.",
+        "Check the network; change the [limit](timeouts.md) that `message` names.",
     ),
     (413, "too_large"): Meaning(
         "The body of the request exceeds the limit.",

@@ -178,14 +178,37 @@ def unsupported_dialect() -> CallError:
     )
 
 
-def request_timeout() -> CallError:
-    """408: the request arrived too slowly."""
-    return CallError(
-        408,
-        "request_timeout",
-        "the request did not arrive in time; send it faster, or raise limits.headerSecondsMax or limits.bodySecondsMax "
-        "in Settings",
-        close=True,
+def _request_timeout(message: str) -> CallError:
+    return CallError(408, "request_timeout", message, close=True)
+
+
+def head_timeout() -> CallError:
+    """408: the head arrived too slowly."""
+    return _request_timeout(
+        "the head of the request did not arrive in time; send it faster, or raise limits.headerSecondsMax in Settings"
+    )
+
+
+def body_stalled() -> CallError:
+    """408: no byte of the body arrived for too long."""
+    return _request_timeout(
+        "no further byte of the body arrived in time; send it without pauses, or raise limits.bodySecondsMax in "
+        "Settings"
+    )
+
+
+def body_too_slow() -> CallError:
+    """408: the body arrived below the minimum rate."""
+    return _request_timeout(
+        "the body arrived too slowly; send it faster, or lower limits.bodyBytesPerSecondMin in Settings"
+    )
+
+
+def body_hinders_others() -> CallError:
+    """408: the body arrived slowly while others waited for memory."""
+    return _request_timeout(
+        "the body arrived too slowly while other bodies wait for memory; send it faster, or raise limits.memoryBytes "
+        "in Settings"
     )
 
 
@@ -234,10 +257,10 @@ def model_starting(expected_wait_s: float | None, retry_after_s: float) -> CallE
 
 
 def deadline_reached(retry_after_s: float) -> CallError:
-    """503: the model is warm, but the request was queued until its deadline."""
+    """503: the model is warm, but the request was queued, or checked, until its deadline."""
     message = (
-        "no slot of the model became free before the deadline of this request; try again after the time in "
-        "Retry-After, or raise the client's timeout"
+        "this request got no slot of the model before its deadline; try again after the time in Retry-After, or raise "
+        "the client's timeout"
     )
     return CallError(503, "overloaded", message, retry_after_s=retry_after_s)
 

@@ -57,7 +57,8 @@ class Call:
     ) -> None:
         self.id = id
         """The request id. Set once at admission, like all fields up to `deadline_s`.
-        Exception: for a form that is forwarded while it arrives, `stream` may be known only at its end.
+        Exceptions: for a form that is forwarded while it arrives, `stream` may be known only at its end. If it is
+        withdrawn until then, its times begin again.
         """
         self.tenant = tenant
         self.model = model

@@ -153,6 +153,12 @@ class Dispatcher:
                 self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out) if self._tally.edge else out
 
+    def withdraw(self, call: Call, now_s: float) -> list[Effect]:
+        """Release the slot of a request whose body is still incomplete. `arrive` admits it again later."""
+        out = self.finish(call, now_s, Outcome.ABANDONED)
+        call.state = CallState.NEW
+        return out
+
     def heard(self, call: Call, now_s: float) -> list[Effect]:
         """Response bytes of a running request arrived; call it now and then while they do."""
         out: list[Effect] = []

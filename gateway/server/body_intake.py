@@ -11,7 +11,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.dispatch.memory_pressure import Pressure
-from gateway.errors import CallError, out_of_memory, pipelining_limit_exceeded
+from gateway.errors import (
+    CallError,
+    body_hinders_others,
+    body_stalled,
+    body_too_slow,
+    out_of_memory,
+    pipelining_limit_exceeded,
+)
 from gateway.http import responses
 from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody, StreamingBody
 from gateway.http.request_head import Head, Request
@@ -28,16 +35,14 @@ if TYPE_CHECKING:
 
 PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
 """While other bodies need memory, a body that is slower than this after the grace period is rejected."""
-REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
-"""A form is forwarded while it arrives if its rest is expected within REST_S_MAX. A form that is still incomplete
-GROWING_S_MAX after this began is rejected.
-"""
+REST_S_MAX = 1.0
+"""A form is forwarded while it arrives if its rest is expected within this time."""
 
 
 class BodyIntake(ClientTransport):
     """The part of a client connection that receives bodies."""
 
-    __slots__ = ("_came_s", "_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader", "_received")
+    __slots__ = ("_came_s", "_continued", "_growing", "_held", "_intake", "_reader", "_received")
 
     def __init__(self, gateway: GatewayContext) -> None:
         super().__init__(gateway)
@@ -48,7 +53,6 @@ class BodyIntake(ClientTransport):
         """The body that is being read, until a request takes it."""
         self._growing: StreamingBody | None = None
         """The same body while it is forwarded as it arrives; `proxied_call` is its request."""
-        self._grows_since_s = 0.0
         self._received = 0
         """Bytes of the body at the last sweep."""
         self._came_s = 0.0
@@ -212,7 +216,7 @@ class BodyIntake(ClientTransport):
                 return  # a policy may change any part, so the form is read first
             operation = find_operation(head.method, head.path)
             if operation is not None and names_model(pieces) and self._is_soon_whole(pieces.size, length):
-                self._growing, self._grows_since_s = StreamingBody(pieces, length, scan.offset), self._gateway.clock()
+                self._growing = StreamingBody(pieces, length, scan.offset)
                 self._begin(Request(head, self._growing), operation)
             return
         proxied_call = self.proxied_call
@@ -249,6 +253,7 @@ class BodyIntake(ClientTransport):
         if not taken:
             self._drop_intake()
         self._intake = None
+        proxied_call.arrive_again()
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -264,20 +269,15 @@ class BodyIntake(ClientTransport):
         self._drop_intake()
         self._linger()
 
-    def _stalls(self, now_s: float) -> bool:
-        """Return whether no byte of the body has arrived for too long, or too few on average."""
+    def _slowness(self, now_s: float) -> CallError | None:
+        """Return the error for a body of which no byte has arrived for too long, or too few on average, if so."""
         limits, pieces, past_s = self._gateway.limits, self._intake, now_s - self._since_s
         received = 0 if pieces is None else pieces.size
         if received > self._received or not self._reading:  # what the gateway does not read, it does not wait for
             self._received, self._came_s = received, now_s
-        slow = past_s > limits.body_seconds_max and received < past_s * limits.body_bytes_per_second_min
-        return slow or now_s - self._came_s > limits.body_seconds_max
-
-    def _lags(self, past_s: float) -> bool:
-        """Return whether the body is too slow while others need memory, or a form has been forwarded for too long."""
-        room, pieces = self._gateway.room, self._intake
-        if self._growing is not None and self._gateway.clock() - self._grows_since_s > GROWING_S_MAX:
-            return True
-        if not room.wanted or pieces is None or room.waits(self):
-            return False
-        return past_s > PACE_GRACE_S and pieces.size < past_s * PACE_BYTES_PER_S
+        if now_s - self._came_s > limits.body_seconds_max:
+            return body_stalled()
+        if past_s > limits.body_seconds_max and received < past_s * limits.body_bytes_per_second_min:
+            return body_too_slow()
+        is_slow = past_s > PACE_GRACE_S and received < past_s * PACE_BYTES_PER_S
+        return body_hinders_others() if is_slow and pieces is not None and self._gateway.room.wanted else None

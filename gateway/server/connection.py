@@ -305,13 +305,13 @@ class Connection(BodyIntake):
                 self._close()
         elif self._clock == "head":
             if past_s > limits.header_seconds_max:
-                self._refuse_bytes(errors.request_timeout())
+                self._refuse_bytes(errors.head_timeout())
         elif self._clock == "body":
             if self._gateway.room.waits(self):
                 if past_s > limits.body_seconds_max:
                     self._refuse_bytes(errors.out_of_memory())
-            elif self._stalls(now_s) or self._lags(past_s):
-                self._refuse_bytes(errors.request_timeout())
+            elif (error := self._slowness(now_s)) is not None:
+                self._refuse_bytes(error)
         elif self._clock == "linger" and past_s > LINGER_S:
             self._abort()
 

@@ -18,8 +18,10 @@ from msgspec import Raw
 
 from autoscaler.contract import ModelEntry, PolicyCheck
 from gateway.dispatch.call import Call, Outcome
+from gateway.dispatch.model_dispatcher import RETRY_AFTER_S
 from gateway.errors import (
     CallError,
+    deadline_reached,
     render_error_event,
     too_many_checks,
     unchecked_answer,
@@ -53,8 +55,14 @@ SENT: Final = 1
 RELAYING: Final = 2
 ENDED: Final = 3
 CHECKING: Final = 4
+BUFFERING: Final = 5
 """Waiting for a grant; sent to an engine that has not responded; being relayed (committed); ended; waiting for an
-external check of the request or of its answer.
+external check of the request or of its answer; receiving the rest of a form whose engine was released.
+"""
+
+GROWING_S_MAX = 3.0
+"""An engine that gets a form while it arrives is released if it does not have all of it after this time. The form is
+then received without an engine, so that a slow client does not occupy a slot.
 """
 
 BREATHS_S: Final = (0.05, 1.0)
@@ -413,6 +421,15 @@ class ProxiedCall(Sink):
         self.more()
         return True
 
+    def arrive_again(self) -> None:
+        """The body of a request whose engine was released is complete: dispatch it like a new request."""
+        if self._stage != BUFFERING:
+            return
+        call, now_s = self.call, self._gateway.clock()
+        call.arrived_s, call.deadline_s = now_s, now_s + call.deadline_s - call.arrived_s
+        self._stage = PARKED
+        self._gateway.perform(self._gateway.dispatch.arrive(call, now_s))
+
     def pause(self) -> None:
         """The client does not keep up: pause the engine."""
         if self.engine is not None:
@@ -431,14 +448,21 @@ class ProxiedCall(Sink):
         if stage == PARKED:
             self._sweep_parked(now_s)
         elif stage == SENT:
+            is_growing = isinstance(self._body, StreamingBody)
             limit_s = clocks.first_byte_seconds_max if self.call.stream else clocks.response_seconds_max
-            if self.call.sent_s and now_s - self.call.sent_s > limit_s and not isinstance(self._body, StreamingBody):
-                self._bounce("timeout")
+            if self.call.sent_s and now_s - self.call.sent_s > (GROWING_S_MAX if is_growing else limit_s):
+                if is_growing:
+                    self._release_engine(now_s)
+                else:
+                    self._bounce("timeout")
             elif self.call.stream and self._is_silent(now_s):
                 self._keep_alive(now_s, sse_relay.render_keepalive(self.call.dialect))
-        elif stage == CHECKING:
-            if self.call.stream and self._is_silent(now_s):
-                self._keep_alive(now_s, sse_relay.render_keepalive(self.call.dialect))
+        elif stage in (CHECKING, BUFFERING):
+            if self.call.stream:
+                if self._is_silent(now_s):
+                    self._keep_alive(now_s, sse_relay.render_keepalive(self.call.dialect))
+            elif stage == CHECKING and self._response is _NO_HEAD and self._waits_too_long(now_s):
+                self._refuse(deadline_reached(RETRY_AFTER_S))
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
             paused = self.call.stream and self._client.paused  # then no byte is expected
@@ -466,8 +490,12 @@ class ProxiedCall(Sink):
             if self._is_silent(now_s):
                 position, expected_s = self._gateway.dispatch.wait_note(self.call, now_s)
                 self._keep_alive(now_s, sse_relay.render_waiting_event(position, expected_s, self.call.dialect))
-        elif 0 < self._gateway.directory.settings.silent_seconds_max <= now_s - self.call.arrived_s:
+        elif self._waits_too_long(now_s):
             self._gateway.perform(self._gateway.dispatch.give_up(self.call, now_s))
+
+    def _waits_too_long(self, now_s: float) -> bool:
+        """Return whether a request without streaming has waited for a slot for `silentSecondsMax`."""
+        return 0 < self._gateway.directory.settings.silent_seconds_max <= now_s - self.call.arrived_s
 
     def _is_silent(self, now_s: float) -> bool:
         """Return whether a keep-alive is due: proxies close connections that are silent, by default after 60 s."""
@@ -576,6 +604,12 @@ class ProxiedCall(Sink):
         gateway = self._gateway
         gateway.telemetry.retried(self.call.model, reason)
         gateway.perform(gateway.dispatch.bounce(self.call, gateway.clock(), reason))
+
+    def _release_engine(self, now_s: float) -> None:
+        """The client is slow: let the engine go until all of the form has arrived."""
+        self._let_go()
+        self._stage = BUFFERING
+        self._gateway.perform(self._gateway.dispatch.withdraw(self.call, now_s))
 
     def _refuse(self, error: CallError) -> None:
         """Fail a request without a response."""

@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "form that is forwarded while it arrives: expected time until it is complete; actual time until it is complete": (
         "gateway.server.body_intake.REST_S_MAX",
-        "gateway.server.body_intake.GROWING_S_MAX",
+        "gateway.server.proxied_call.GROWING_S_MAX",
     ),
     "small bodies of queued requests in a gateway": (),
     "connections of one client address": ("gateway.limits.Limits.connections_per_address_max",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.server import body_intake
+from gateway.server import proxied_call
 from gateway.upstream import connection, pool
 
 LONG_S = 60.0
@@ -16,9 +16,9 @@ LONG_S = 60.0
 
 @pytest.fixture(autouse=True)
 def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a pause, a connect must not fail, a reset must not count as a retry, and an upload must not be rejected.
+    """After a pause, a connect must not fail, a reset must not count as a retry, and an upload must keep its engine.
 
     A test of one of these timeouts sets it itself.
     """
-    for module, name in ((pool, "CONNECT_S_MAX"), (connection, "STALE_S"), (body_intake, "GROWING_S_MAX")):
+    for module, name in ((pool, "CONNECT_S_MAX"), (connection, "STALE_S"), (proxied_call, "GROWING_S_MAX")):
         monkeypatch.setattr(module, name, LONG_S)

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from autoscaler.contract import FrontSettings
 from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody, Edit, StreamingBody
 from gateway.limits import Limits
-from gateway.server import body_intake
+from gateway.server import body_intake, proxied_call
 from gateway.server.body_intake import REST_S_MAX
 from tests.support.fakes.engines.scripted_engine import OK, STREAM, STREAM_HEAD, chunk, document
 from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
@@ -138,12 +139,92 @@ async def test_stalled_form_body_times_out_with_408() -> None:
         await nothing_left(one)
 
 
-async def test_stalled_upload_releases_its_slot_at_the_streaming_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Reading(OK)
-    async with begun(engine) as (one, client):
-        monkeypatch.setattr(body_intake, "GROWING_S_MAX", CLOCK_S)
-        assert (await client.answer())[0] == 408
+@asynccontextmanager
+async def released(
+    engine: Reading, monkeypatch: pytest.MonkeyPatch, form: bytes = FORM, *lines: str
+) -> AsyncIterator[tuple[Rig, Client]]:
+    """Do the same as `begun`, and then let the time pass after which a slow form no longer occupies an engine."""
+    async with begun(engine, form, MIB, *lines) as (one, client):
+        monkeypatch.setattr(proxied_call, "GROWING_S_MAX", 0.0)
         await engine.until(lambda: engine.lost)
+        assert one.in_use() == 0
+        yield one, client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_slow_form_releases_its_engine_and_is_served_when_complete(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = NAMED + SOUND + (PART % (b"stream", b"", b"true") if stream else b"") + END
+    engine = Reading(STREAM if stream else OK)
+    async with released(engine, monkeypatch, form, "prefer: wait=500") as (one, client):
+        clock, one.front.limits = one.front.clock, Limits(body_seconds_max=1e6)
+        one.front.directory.settings = FrontSettings(keepalive_seconds=0)
+        one.front.clock = lambda: clock() + 1000.0  # its time to wait begins when it is complete
+        client.send(form[MIB:-9])
+        client.send(form[-9:])
+        status, fields, body = await client.answer()
+        assert (status, fields.get("connection")) == (200, None)
+        assert not stream or body.endswith(b"data: [DONE]\n\n")
+        assert [sent.partition(b"\r\n\r\n")[2] for sent in engine.whole] == [form.replace(b"alias-m", b"served-m")]
+        begin(client, len(form), form)
+        assert (await client.answer())[0] == 200
+        await nothing_left(one)
+        assert 'code="client_closed"' not in one.front.telemetry.text((), None).decode()
+    assert len(engine.whole) == 2
+
+
+async def test_slow_form_with_an_invalid_end_gets_400_without_an_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, form = Reading(OK), NAMED + SOUND + NAMED + END
+    async with released(engine, monkeypatch, form) as (one, client):
+        client.send(form[MIB:])
+        status, fields, body = await client.answer()
+        assert (status, fields["connection"]) == (400, "close")
+        assert b"more than one part model; send one" in body
+        await nothing_left(one)
+    assert not engine.whole
+
+
+async def test_form_that_stalls_after_its_engine_was_released_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Reading(OK)
+    async with released(engine, monkeypatch) as (one, client):
+        one.front.limits = Limits(body_seconds_max=CLOCK_S)
+        status, fields, body = await client.answer()
+        assert (status, fields["connection"], b"limits.bodySecondsMax" in body) == (408, "close", True)
+        await nothing_left(one)
+
+
+async def test_disconnect_after_the_engine_was_released_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Reading(OK)
+    async with released(engine, monkeypatch) as (one, client):
+        client.leave()
+        await until("the request to end", lambda: not one.front._calls)
+        await nothing_left(one)
+
+
+async def test_complete_form_is_rejected_if_the_gateway_has_begun_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Reading(OK)
+    async with released(engine, monkeypatch) as (one, client):
+        one.front.perform(one.front.dispatch.shutdown(one.front.clock()))
+        client.send(FORM[MIB:])
+        status, _, body = await client.answer()
+        assert (status, b"shutting_down" in body) == (503, True)
+        await nothing_left(one)
+
+
+async def test_slow_form_with_an_early_keepalive_gets_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    form, engine = NAMED + PART % (b"stream", b"", b"true") + SOUND + END, Reading(STREAM)
+    async with released(engine, monkeypatch, form) as (one, client):
+        one.front.directory.settings = FrontSettings(keepalive_seconds=0.1)
+        assert (await client.head())[0] == 200
+        client.send(form[MIB:])
+        assert b"data: [DONE]\n\n" in await client.chunks()
         await nothing_left(one)
 
 

@@ -278,18 +278,25 @@ async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: 
 
 
 @pytest.mark.parametrize(
-    ("arrived", "is_rejected"),
+    ("arrived", "is_wanted", "key"),
     [
-        pytest.param(lambda at_s: 80_000 * at_s, False, id="steady at 80 kB/s"),
-        pytest.param(lambda at_s: 5_000 * at_s, False, id="above the minimum rate"),
-        pytest.param(lambda at_s: 4_000 * at_s, True, id="below the minimum rate"),
-        pytest.param(lambda at_s: min(at_s, 12) * 100_000, True, id="no byte for 30 s"),
+        pytest.param(lambda at_s: 80_000 * at_s, False, "", id="steady at 80 kB/s"),
+        pytest.param(lambda at_s: 5_000 * at_s, False, "", id="above the minimum rate"),
+        pytest.param(
+            lambda at_s: 4_000 * at_s, False, "lower limits.bodyBytesPerSecondMin in", id="below the minimum rate"
+        ),
+        pytest.param(
+            lambda at_s: min(at_s, 12) * 100_000, False, "raise limits.bodySecondsMax in", id="no byte for 30 s"
+        ),
+        pytest.param(lambda at_s: 80_000 * at_s, True, "raise limits.memoryBytes in", id="others wait for memory"),
     ],
 )
 async def test_upload_is_rejected_only_if_it_stalls_or_is_too_slow(
-    arrived: Callable[[int], int], is_rejected: bool
+    arrived: Callable[[int], int], is_wanted: bool, key: str
 ) -> None:
-    """A body has no limit on its total time: RFC 9110, 15.5.9, leaves the time to the server."""
+    """A body has no limit on its total time: RFC 9110, 15.5.9, leaves the time to the server. The error names the key
+    of the limit that was reached.
+    """
     now_s, length, sent = 0.0, 3_000_000, [10]
     limits = Limits(body_seconds_max=30.0, body_bytes_per_second_min=4096)
     async with rig_and_client(limits=limits) as (one, client):
@@ -308,10 +315,14 @@ async def test_upload_is_rejected_only_if_it_stalls_or_is_too_slow(
             sent[0] = max(sent[0], due)
             await until("all of it is read", lambda: body.size >= sent[0])
             now_s = float(second)
+            one.front.room._refused = is_wanted
             connection.sweep(now_s)
             if connection._lingers:
                 break
-        assert connection._lingers is is_rejected
+        assert connection._lingers is bool(key)
+        if key:
+            status, _, answer = await client.answer()
+            assert (status, key in answer.decode()) == (408, True)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +349,7 @@ async def test_request_head_sent_too_slowly_gets_408_in_its_api_format(sent: byt
         status, fields, body = await client.answer()
         error = json.loads(body)
         assert (status, fields["connection"], error["error"]["code"]) == (408, "close", "request_timeout")
+        assert "raise limits.headerSecondsMax in" in error["error"]["message"]
         assert error.get("type") == ("error" if anthropic else None)
         assert await client.rest() == b""
 
