@@ -108,7 +108,7 @@ ERRORS = {
         "Raise the timeout of the client, use a stream, or set `spec.replicas.min: 1`.",
     ),
     (503, "overloaded"): Meaning(
-        "No slot became free before the deadline; the engine accepts no more requests and the request cannot be "
+        "The request got no slot before its deadline; the engine accepts no more requests and the request cannot be "
         "retried again; the gateway has too little memory, or waits for too many external checks; or it has just "
         "started.",
         "Raise `spec.slots` or `spec.replicas.max`; for memory, the [memory of the gateway]"
@@ -144,6 +144,8 @@ ERRORS = {
     ),
 }
 """(status, code) of each error of the inference port -> its meaning."""
+_VARYING = {"check_failed", "upstream_error"}
+"""Codes of errors that a retry cures only in some cases."""
 
 READY = {
     "CannotStart": Meaning(
@@ -390,8 +392,8 @@ def error_rows() -> str:
     for error in raised:
         headers = dict(errors.render_error_headers(error))
         retry = f"`{headers[b'x-should-retry'].decode()}`" if b"x-should-retry" in headers else "not sent"
-        if len(advice.get(error.code, ())) > 1:
-            retry = "`true`, or `false` if no wait can help"
+        if len(advice.get(error.code, ())) > 1 or error.code in _VARYING:
+            retry += ", or `false` if no wait can help"
         meaning, remedy = ERRORS[error.status, error.code]
         rows.append((str(error.status), f"`{error.code}`", f"`{error.type}`", meaning, retry, remedy))
     return _table(("status", "code", "type", "meaning", "`x-should-retry`", "remedy"), rows)

@@ -292,10 +292,11 @@ def out_of_memory() -> CallError:
     return CallError(503, "overloaded", "the gateway is short of memory; try again", retry_after_s=2.0)
 
 
-def check_failed() -> CallError:
+def check_failed(*, should_retry: bool = True) -> CallError:
     """503: an external check has no valid response, and its policy does not allow the request then."""
-    message = "a check of this model or tenant failed; try again later, or see event=check_failed in the gateway's log"
-    return CallError(503, "check_failed", message, retry_after_s=2.0)
+    fix = "try again later, or see" if should_retry else "see"
+    message = f"a check of this model or tenant failed; {fix} event=check_failed in the gateway's log"
+    return CallError(503, "check_failed", message, retry_after_s=2.0, should_retry=should_retry)
 
 
 def too_many_checks() -> CallError:

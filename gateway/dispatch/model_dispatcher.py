@@ -222,6 +222,8 @@ class ModelDispatcher:
         if part.suspects and self.queue.waiting:
             self.serve(now_s, out)  # a probe may be due: waiting requests go first
         hold = part.choose(now_s) if part.free or part.suspects else None
+        if call.deadline_s < now_s and call.arrived_s < call.deadline_s:
+            hold = None  # its external check took too long; a request that may not wait at all can still run
         if hold is None:
             error = self._hopeless(call, now_s)
             if error is not None:

@@ -20,6 +20,8 @@ CONTENT_BYTES_MAX = 4 << 20
 RESPONSE_BYTES_MAX = 64 << 10
 """Limit of the response of a check."""
 _REASON_CHARS_MAX = 200
+_TEMPORARY = (408, 429)
+"""The client errors that a retry may cure."""
 
 
 class CheckMessage(msgspec.Struct):
@@ -44,6 +46,11 @@ class Verdict(msgspec.Struct):
 
 class CheckFailedError(Exception):
     """A check has no usable response; the message is the reason, without addresses and content."""
+
+    def __init__(self, message: str, *, should_retry: bool = False) -> None:
+        super().__init__(message)
+        self.should_retry = should_retry
+        """Whether a retry may get another response."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -97,7 +104,7 @@ def render_check(message: CheckMessage) -> bytes:
 def read_verdict(status: int, content: bytes) -> Verdict:
     """Read the response of a check. Raises CheckFailedError."""
     if status != 200:
-        raise CheckFailedError(f"status {status}")
+        raise CheckFailedError(f"status {status}", should_retry=status >= 500 or status in _TEMPORARY)
     try:
         found = _verdict.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

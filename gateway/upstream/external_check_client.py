@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Callable
 
 import aiohttp
@@ -165,7 +166,7 @@ class CheckClient:
             reraise_memory_error(error)
             self._report(kind, check, error)
             self.on_failure(kind, check.fail_open)
-            return None if check.fail_open else check_failed()
+            return None if check.fail_open else check_failed(should_retry=_should_retry(error))
         what = "the request" if kind == "request" else "the answer to this request"
         return None if verdict.allow else request_rejected(what, verdict.reason)
 
@@ -207,5 +208,17 @@ class CheckClient:
 
 def _reason(error: Exception) -> str:
     """Return the reason of a failed check. Messages of other libraries contain addresses and are left out."""
-    cause: Exception = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    cause = _cause(error)
     return str(cause) if isinstance(cause, CheckFailedError | ForbiddenAddressError) else type(error).__name__
+
+
+def _should_retry(error: Exception) -> bool:
+    """Return whether a retry may succeed. It cannot cure a forbidden address, a bad certificate or a wrong response."""
+    cause = _cause(error)
+    if isinstance(cause, CheckFailedError):
+        return cause.should_retry
+    return not isinstance(cause, ForbiddenAddressError | ssl.CertificateError)
+
+
+def _cause(error: Exception) -> Exception:
+    return error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error

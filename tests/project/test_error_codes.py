@@ -37,8 +37,9 @@ def test_error_code_without_a_meaning_fails_the_page_generation(
         error_codes.page(error_codes.PAGE.read_text())
 
 
-def test_error_page_marks_exactly_five_errors_as_not_retryable() -> None:
+def test_error_page_marks_exactly_seven_errors_as_not_always_retryable() -> None:
     rows = [line for line in error_codes.error_rows().splitlines() if "`false`" in line]
     assert [row.split(" | ")[1] for row in rows] == [
-        "`request_rejected`", "`model_faulty`", "`model_start_failed`", "`no_capacity`", "`upstream_timeout`"
+        "`request_rejected`", "`upstream_error`", "`check_failed`", "`model_faulty`", "`model_start_failed`",
+        "`no_capacity`", "`upstream_timeout`",
     ]  # fmt: skip

@@ -97,10 +97,11 @@ async def guard() -> AsyncIterator[Guard]:
 
 
 def apply_policy(
-    one: Rig, *, hosts: tuple[str, ...] = ("127.0.0.1",), version: int = 2, keepalive_s: float = 15.0, **checks: Any
-) -> None:
+    one: Rig, *, hosts: tuple[str, ...] = ("127.0.0.1",), version: int = 2, keepalive_s: float = 15.0,
+    silent_s: float = 0.0, **checks: Any,
+) -> None:  # fmt: skip
     model = msgspec.structs.replace(MODEL_ENTRY, policy=PolicyEntry(**checks))
-    settings = FrontSettings(check_hosts=hosts, keepalive_seconds=keepalive_s)
+    settings = FrontSettings(check_hosts=hosts, keepalive_seconds=keepalive_s, silent_seconds_max=silent_s)
     one.front.catalogue(CatalogueDelta(epoch=1, version=version, full=True, models=(model,), settings=settings))
 
 
@@ -163,6 +164,10 @@ def reply_with(status: int, body: bytes, **headers: str) -> Answering:
     ("status", "body", "headers"),
     [
         (500, b'{"allow":true}', {}),
+        (503, b"", {}),
+        (429, b"", {}),
+        (408, b"", {}),
+        (404, b"", {}),
         (204, b"", {}),
         (302, b"", {"location": "/other"}),
         (200, b"", {}),
@@ -182,6 +187,7 @@ async def test_invalid_check_response_gets_503_unless_the_check_fails_open(
         apply_policy(one, request_check=checked.check())
         answered, fields, error = await ask(one)
         assert (answered, error["error"]["code"], fields["retry-after"]) == (503, "check_failed", "2")
+        assert fields["x-should-retry"] == ("true" if status in (408, 429, 500, 503) else "false")
         assert not engine.requests
         assert len(checked.messages) == 1
         apply_policy(one, version=3, request_check=checked.check(fail_open=True))
@@ -195,7 +201,8 @@ async def test_check_timeout_gets_503_unless_the_check_fails_open() -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
         checked.reply = hanging
         apply_policy(one, request_check=checked.check(timeout_s=0.05))
-        assert (await ask(one))[0] == 503
+        status, fields, _ = await ask(one)
+        assert (status, fields["x-should-retry"]) == (503, "true")
         apply_policy(one, version=3, request_check=checked.check(timeout_s=0.05, fail_open=True))
         assert (await ask(one))[0] == 200
         metrics = one.front.telemetry.text((), None).decode()
@@ -240,6 +247,59 @@ async def test_tenant_with_slow_checks_leaves_half_of_the_checks_to_others(monke
             await client.close()
         assert count_started("slow", 9) == 4
         await client.close()
+
+
+async def test_request_whose_check_ends_after_its_deadline_gets_503() -> None:
+    now_s = 0.0
+
+    async def allowing_late(request: web.Request) -> web.StreamResponse:
+        nonlocal now_s
+        now_s += 3.0
+        return await allowing(request)
+
+    async with guard() as checked, ScriptedEngine((ANSWER,), (ANSWER,)) as engine, rig(engine.address) as one:
+        clock = one.front.clock
+        one.front.clock = lambda: clock() + now_s
+        checked.reply = allowing_late
+        apply_policy(one, request_check=checked.check())
+        for wait_s, status in ((1, 503), (60, 200), (0, 200)):
+            client = await one.client()
+            lines = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nPrefer: wait={wait_s}\r\nContent-Length: 13"
+            client.send(f'{lines}\r\n\r\n{{"model":"m"}}'.encode())
+            found, _, body = await client.answer()
+            assert (found, b'"code":"overloaded"' in body) == (status, status == 503)
+        assert len(engine.requests) == 2
+
+
+async def test_check_of_a_silent_request_is_canceled_after_silent_seconds_max() -> None:
+    async with guard() as checked, ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
+        checked.reply = hanging
+        apply_policy(one, keepalive_s=0.1, silent_s=0.1, request_check=checked.check(fail_open=True))
+        client = await one.client()
+        client.call(stream=True)
+        assert (await client.head())[0] == 200, "the keep-alive of a stream ends its silence"
+        status, fields, error = await ask(one)
+        assert (status, error["error"]["code"], fields["x-should-retry"]) == (503, "overloaded", "true")
+        await until("the check to be canceled", lambda: checked.gone == 1)
+        assert len(checked.messages) == 2
+        assert not engine.requests
+
+
+async def test_silent_seconds_max_does_not_apply_to_the_check_of_an_answer() -> None:
+    swept = asyncio.Event()
+
+    async def allowing_later(request: web.Request) -> web.StreamResponse:
+        await swept.wait()
+        return await allowing(request)
+
+    async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
+        checked.reply = allowing_later
+        apply_policy(one, silent_s=50.0, answer_check=checked.check())
+        asked = asyncio.create_task(ask(one))
+        await until("the check to begin", lambda: len(checked.messages) == 1)
+        one.front.sweep(one.front.clock() + 51.0)
+        swept.set()
+        assert (await asked)[0] == 200
 
 
 async def test_client_that_disconnects_cancels_its_check() -> None:
@@ -426,8 +486,8 @@ async def test_check_at_a_loopback_address_fails_unless_its_host_is_allowed(
     async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
         check = PolicyCheck(url=f"http://{host}:{checked.port}/check")
         apply_policy(one, hosts=(), request_check=check)
-        status, _, error = await ask(one)
-        assert (status, error["error"]["code"]) == (503, "check_failed")
+        status, fields, error = await ask(one)
+        assert (status, error["error"]["code"], fields["x-should-retry"]) == (503, "check_failed", "false")
         assert not checked.messages
     assert "event=check_failed" in caplog.text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoscaler.contract import Refusal, ReportAnswer, RoutesDelta, TenantEntry, TenantName
 from gateway.dispatch.call import CallState
 from gateway.errors import MAX_RETRY_AFTER_S
-from tests.support.harness.gateway.dispatch_script import Script, warm
+from tests.support.harness.gateway.dispatch_script import Script, call_of, warm
 
 # --- scale from zero ----------------------------------------------------------------------------------------
 
@@ -25,6 +25,30 @@ def test_request_with_a_free_slot_is_dispatched_at_once() -> None:
     assert script.arrive("c1") == ["grant c1 r1", "report"], "0 -> 1: its idle timeout is over"
     assert script.arrive("c2") == ["report"]
     assert not script.calls["c2"].cold
+
+
+def test_request_arriving_after_its_deadline_gets_no_free_slot() -> None:
+    script = warm(1)
+    assert script.play(script.dispatch.arrive(call_of("c1", wait_s=1.0), 3.0)) == ["refuse c1 overloaded"]
+    assert script.play(script.dispatch.arrive(call_of("c2", wait_s=3.0), 3.0)) == ["grant c2 r1", "report"]
+
+
+def test_request_that_must_not_wait_gets_a_free_slot_after_its_check() -> None:
+    script = warm(1)
+    assert script.play(script.dispatch.arrive(call_of("c1", wait_s=0.0), 3.0)) == ["grant c1 r1", "report"]
+    assert script.play(script.dispatch.arrive(call_of("c2", wait_s=0.0), 3.0)) == ["refuse c2 overloaded"]
+
+
+def test_withdrawn_request_releases_its_slot_and_can_arrive_again() -> None:
+    script = warm(1)
+    script.arrive("c1")
+    script.arrive("c2")
+    assert script.play(script.dispatch.withdraw(script.calls["c1"], 1.0)) == ["grant c2 r1"]
+    assert script.use("r1").in_use == 1
+    assert script.play(script.dispatch.arrive(script.calls["c1"], 2.0)) == ["report"]
+    assert script.finish("c2") == ["grant c1 r1"]
+    assert script.finish("c1") == ["report"]
+    assert script.use("r1").in_use == 0
 
 
 def test_requests_of_unknown_or_removed_model_get_model_not_found() -> None:
