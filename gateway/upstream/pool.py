@@ -48,7 +48,7 @@ def parse_address(address: str) -> EngineAddress:
 
 
 CONNECT_S_MAX = 3.0
-CONNECTING_MAX: Final = 64
+CONNECTING_MAX = 64
 """Concurrent connection attempts per engine; an attempt takes more memory than the connection."""
 IDLE_MAX: Final = 256
 """Idle connections kept per engine; more are closed."""
