@@ -99,7 +99,7 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
     """Translate the body of a request. Raises CallError 400."""
     endpoint = _ENDPOINTS[operation.engine_path]
     if count_items(body) > ITEMS_MAX:
-        raise invalid_request(f"the body has more than {ITEMS_MAX:,} members and items")
+        raise invalid_request(f"the body has more than {ITEMS_MAX:,} members and items; send fewer messages or inputs")
     body = _plain_json(body)
     try:
         check_case(_members.decode(body), _KNOWN[endpoint])
@@ -115,7 +115,7 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise invalid_request("the body is not valid JSON in UTF-8") from None
     except RecursionError:
-        raise invalid_request("the body is nested too deeply") from None
+        raise invalid_request("the body is nested too deeply; nest fewer lists and objects") from None
 
 
 def _plain_json(body: bytes) -> bytes:
@@ -182,7 +182,9 @@ def _translate_generate(request: GenerateRequest) -> Translated:
     prompt, members, target = request.prompt or "", dict[str, object](), CHAT
     if request.raw or request.suffix:
         if request.images:
-            raise invalid_request("images are not supported together with raw or suffix")
+            raise invalid_request(
+                "images are not supported together with raw or suffix; remove images, or raw and suffix"
+            )
         target = COMPLETION
         members["prompt"] = prompt
         if request.suffix:

@@ -243,7 +243,7 @@ def _members(body: bytes) -> dict[str, Raw]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _members_with_surrogates(body)
     except RecursionError:
-        raise invalid_request("the body is nested too deeply") from None
+        raise invalid_request("the body is nested too deeply; nest fewer lists and objects") from None
     count = len(members)
     if count > MEMBERS_MAX:
         raise _too_broad()
@@ -335,7 +335,9 @@ def _repeated() -> CallError:
 
 
 def _too_broad() -> CallError:
-    return invalid_request(f"the body has more than {MEMBERS_MAX} top-level members, or too many small values in one")
+    return invalid_request(
+        f"the body has more than {MEMBERS_MAX} top-level members, or too many small values in one; send fewer"
+    )
 
 
 def _model(raw: Raw) -> str | None:

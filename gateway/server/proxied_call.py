@@ -65,7 +65,7 @@ GROWING_S_MAX = 3.0
 then received without an engine, so that a slow client does not occupy a slot.
 """
 
-BREATHS_S = (0.05, 1.0)
+BREATHS_S = (0.05, 1.0)  # not Final: code that mypyc compiled takes a constant tuple of floats for unset
 """Delay before the first and the second move off an engine that broke its connection.
 
 A killed engine may close connections before it stops listening; after the first delay, it refuses new ones. A second
