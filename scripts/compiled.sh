@@ -58,6 +58,7 @@ shift
 PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/integration/process/clients/test_openai_and_anthropic.py \
   tests/project/test_compiled.py \
   tests/property/test_dispatcher.py \
+  tests/property/test_messages_translation.py \
   tests/unit/gateway/control/test_sync.py \
   tests/unit/gateway/dispatch/test_dispatcher.py \
   tests/unit/gateway/dispatch/test_fair_queue.py \

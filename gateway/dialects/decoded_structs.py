@@ -1,4 +1,4 @@
-"""Structs of Ollama's requests, and of the OpenAI responses that are converted for Ollama's clients.
+"""Structs of Ollama's requests, and of the OpenAI responses that are converted for clients of other APIs.
 
 They have a module of their own, because modules with Structs are never compiled (pyproject.toml, `compiled`). Unknown
 members are ignored. No struct has an enumeration, whose errors would contain the client's value.
@@ -147,6 +147,17 @@ class Choice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
+    index: int | None = None
+    stop_reason: Raw = Raw()
+    """The stop sequence that ended the answer (vLLM), or the number of a token."""
+    matched_stop: Raw = Raw()
+    """The same of SGLang."""
+
+
+class PromptDetails(msgspec.Struct):
+    """The part of the prompt that was in the engine's cache."""
+
+    cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct):
@@ -154,6 +165,7 @@ class Usage(msgspec.Struct):
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class Completion(msgspec.Struct):

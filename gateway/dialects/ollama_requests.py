@@ -21,25 +21,28 @@ from gateway.dialects.decoded_structs import (
     Options,
     ShowRequest,
 )
+from gateway.dialects.translated_request import (
+    CALLS_MAX,
+    IMAGES_MAX,
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    UNREADABLE,
+    TranslatedRequest,
+    check_count,
+    check_items,
+    plain_json,
+    unreadable_body,
+)
 from gateway.errors import CallError, invalid_request
-from gateway.request.api_routes import INFER, Operation
-from gateway.request.body_members import BYTE_ORDER_MARK, replace_lone_surrogates
+from gateway.request.api_routes import CHAT, INFER, Operation
 from gateway.request.forbidden_fields import check_case
 
 API_VERSION: Final = "0.17.4"
 """The version of Ollama whose API is served. Clients compare it with the version that they need."""
-BODY_BYTES_MAX = 16 << 20
-"""A larger body is rejected, because a body is translated in one step."""
-MESSAGES_MAX, IMAGES_MAX, TOOLS_MAX, CALLS_MAX = 10_000, 256, 1_000, 1_000
-"""Of one request: each item becomes several objects in memory."""
-ITEMS_MAX = 100_000
-"""Maximum number of commas outside of texts. It is checked before a body is decoded into objects."""
-_BLOCK_BYTES = 64 << 10
 
 Endpoint = Literal["chat", "generate", "embed", "embeddings"]
 Action = Literal["", "load", "unload"]
 
-CHAT: Final = INFER[b"chat/completions"]
 COMPLETION: Final = INFER[b"completions"]
 EMBEDDING: Final = INFER[b"embeddings"]
 _ENDPOINTS: Final[dict[bytes, Endpoint]] = {
@@ -55,7 +58,6 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 _IMAGE_TYPES: Final = (("/9j/", "jpeg"), ("iVBORw", "png"), ("R0lGOD", "gif"), ("UklGR", "webp"))
 """The first characters of base64 of each type of image."""
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,")
-_TEXT = re.compile(rb'"[^"]*(?:"|\Z)')
 _DURATION = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0|-1")
 _ZERO = re.compile(r"[-+]?(?:0*\.?0*(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0")
 
@@ -74,33 +76,28 @@ _KNOWN: Final = {
 """The members of each body, whose names must have exactly this case (Ollama itself ignores case)."""
 
 
-class Translated:
-    """A translated request. `target` is the operation of the engine, `body` the body for it."""
+class Translated(TranslatedRequest):
+    """A translated request of Ollama's API."""
 
-    __slots__ = ("action", "body", "dimensions", "endpoint", "model", "stream", "target")
+    __slots__ = ("action", "dimensions", "endpoint")
 
     def __init__(  # noqa: PLR0917  one caller per endpoint passes them in this order
         self, endpoint: Endpoint, model: str, stream: bool, action: Action, target: Operation,
         members: dict[str, object], dimensions: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(model, stream, target, members)
         self.endpoint = endpoint
-        self.model = model
-        """The model as the client names it; empty if the body names none."""
-        self.stream = stream
         self.action = action
         """`load`: the request only starts the model. `unload`: it only asks to stop it."""
-        self.target = target
         self.dimensions = dimensions
         """The requested length of vectors; 0: that of the model."""
-        self.body = msgspec.json.encode({"model": model, **members} if model else members)
 
 
 def translate_request(operation: Operation, body: bytes) -> Translated:
     """Translate the body of a request. Raises CallError 400."""
     endpoint = _ENDPOINTS[operation.engine_path]
-    if count_items(body) > ITEMS_MAX:
-        raise invalid_request(f"the body has more than {ITEMS_MAX:,} members and items; send fewer messages or inputs")
-    body = _plain_json(body)
+    check_items(body)
+    body = plain_json(body)
     try:
         check_case(_members.decode(body), _KNOWN[endpoint])
         if endpoint == "chat":
@@ -110,43 +107,17 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
         if endpoint == "embed":
             return _translate_embed(_embed.decode(body))
         return _translate_embeddings(_embeddings.decode(body))
-    except msgspec.ValidationError as error:
-        raise invalid_request(f"the body does not have the form of this endpoint: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise invalid_request("the body is not valid JSON in UTF-8") from None
-    except RecursionError:
-        raise invalid_request("the body is nested too deeply; nest fewer lists and objects") from None
-
-
-def _plain_json(body: bytes) -> bytes:
-    """Return a body without a byte order mark, and with U+FFFD for escaped lone surrogates, as Ollama reads them."""
-    return replace_lone_surrogates(body.removeprefix(BYTE_ORDER_MARK))
-
-
-def count_items(body: bytes) -> int:
-    """Return the number of commas outside of texts, or of all commas if these are few: at least the number of objects
-    that decoding creates, apart from the first of each list. Above ITEMS_MAX it does not count on.
-    """
-    if (commas := body.count(b",")) <= ITEMS_MAX:
-        return commas
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    commas, is_text = 0, False
-    for at in range(0, len(plain), _BLOCK_BYTES):
-        block = plain[at : at + _BLOCK_BYTES]
-        commas += _TEXT.sub(b"", b'"' + block if is_text else block).count(b",")
-        is_text ^= block.count(b'"') % 2 == 1
-        if commas > ITEMS_MAX:
-            break
-    return commas
+    except UNREADABLE as error:
+        raise unreadable_body(error) from None
 
 
 def read_shown_model(body: bytes) -> str:
     """Return the model of a request to /api/show. Raises CallError 400."""
-    body = _plain_json(body)
+    body = plain_json(body)
     try:
         check_case(_members.decode(body), frozenset(ShowRequest.__struct_fields__))
         request = _show.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise invalid_request("the body must be a JSON object with the member model", param="model") from None
     name = request.model or request.name
     if not name:
@@ -154,17 +125,12 @@ def read_shown_model(body: bytes) -> str:
     return name
 
 
-def _check_count(what: str, count: int, maximum: int) -> None:
-    if count > maximum:
-        raise invalid_request(f"the request has {count:,} {what}; at most {maximum:,} are allowed", param=what)
-
-
 def _translate_chat(request: ChatRequest) -> Translated:
     messages = request.messages or []
-    _check_count("messages", len(messages), MESSAGES_MAX)
-    _check_count("images", sum(len(one.images or ()) for one in messages), IMAGES_MAX)
-    _check_count("tools", len(request.tools or ()), TOOLS_MAX)
-    _check_count("tool_calls", sum(len(one.tool_calls or ()) for one in messages), CALLS_MAX)
+    check_count("messages", len(messages), MESSAGES_MAX)
+    check_count("images", sum(len(one.images or ()) for one in messages), IMAGES_MAX)
+    check_count("tools", len(request.tools or ()), TOOLS_MAX)
+    check_count("tool_calls", sum(len(one.tool_calls or ()) for one in messages), CALLS_MAX)
     members: dict[str, object] = {"messages": _messages(request.messages or [])}
     if request.tools:
         members["tools"] = request.tools
@@ -176,7 +142,7 @@ def _translate_chat(request: ChatRequest) -> Translated:
 
 
 def _translate_generate(request: GenerateRequest) -> Translated:
-    _check_count("images", len(request.images or ()), IMAGES_MAX)
+    check_count("images", len(request.images or ()), IMAGES_MAX)
     if request.template:
         raise invalid_request("template is not supported: the engine has the template of the model; remove it")
     prompt, members, target = request.prompt or "", dict[str, object](), CHAT

@@ -7,37 +7,27 @@ it contains the token counts, which engines send last. Tool calls arrive in piec
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.decoded_structs import (
-    Choice,
-    Completion,
-    Delta,
-    EmbeddingList,
-    EmbeddingRow,
-    ErrorMessage,
-    ErrorReply,
-    Usage,
+from gateway.dialects.chat_responses import (
+    EVENT_BYTES_MAX,
+    ChatConverter,
+    error_text,
+    is_error,
+    read_arguments,
+    read_error,
 )
-from gateway.dialects.ollama_requests import ITEMS_MAX, Endpoint, Translated, count_items
+from gateway.dialects.decoded_structs import Choice, Completion, Delta, EmbeddingList, EmbeddingRow
+from gateway.dialects.ollama_requests import Endpoint, Translated
+from gateway.dialects.translated_request import ITEMS_MAX, UNREADABLE
 
-EVENT_BYTES_MAX: Final = 1 << 20
-"""Limit of one event, and of the arguments of all tool calls of a response. Some engines send these in one event."""
-_EVENT_END = re.compile(rb"(?:\n|\r\n?+){2}")
 _DONE_REASONS: Final = {"length": "length"}
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_REJECTED: Final = "the engine rejected the request; read the log of the engine"
 
-_completion = msgspec.json.Decoder(Completion)
 _embedding_list = msgspec.json.Decoder(EmbeddingList)
-_error_reply = msgspec.json.Decoder(ErrorReply)
-_error_value = msgspec.json.Decoder(ErrorMessage | str)
-_text = msgspec.json.Decoder(str)
 _object = msgspec.json.Decoder(dict[str, Raw])
 _numbers = msgspec.json.Decoder(list[float])
 
@@ -55,92 +45,26 @@ class ToolPart:
         self.arguments = ""
 
 
-class ReplyConverter:
+class ReplyConverter(ChatConverter):
     """Converts one response. `timestamp` returns the current time in RFC 3339, `durations` the members of the last line
-    in nanoseconds. After `broken`, the response is unusable.
+    in nanoseconds.
     """
 
-    __slots__ = (
-        "_arguments_size", "_dimensions", "_durations", "_endpoint", "_finish_reason", "_held", "_model", "_timestamp",
-        "_tools", "_usage", "broken", "ended", "stream",
-    )  # fmt: skip
+    __slots__ = ("_arguments_size", "_dimensions", "_durations", "_endpoint", "_model", "_timestamp", "_tools")
 
     def __init__(
         self, request: Translated, model: str, timestamp: Callable[[], str], durations: Callable[[], dict[str, int]]
     ) -> None:
+        super().__init__(stream=request.stream)
         self._endpoint: Endpoint = request.endpoint
         self._dimensions = request.dimensions
         self._model = request.model or model
         self._timestamp = timestamp
         self._durations = durations
-        self._held = bytearray()
-        """The beginning of an event."""
-        self._finish_reason = ""
-        self._usage: Usage | None = None
         self._tools: dict[int, ToolPart] = {}
         self._arguments_size = 0
-        self.stream = request.stream
-        self.broken = False
-        """Whether the engine sent something that is not an OpenAI response."""
-        self.ended = False
-        """Whether the last line was written."""
 
     # --- streams -----------------------------------------------------------------------------------------------
-
-    def feed(self, content: bytes) -> bytes:
-        """Take the next bytes of an event stream and return lines."""
-        if self._is_over():
-            return b""
-        held = self._held
-        seen = len(held)
-        held += content
-        out, begin = list[bytes](), 0
-        for match in _EVENT_END.finditer(held, max(0, seen - 3)):
-            out.append(self._event(bytes(held[begin : match.start()])))
-            begin = match.end()
-            if self._is_over():
-                self._held = bytearray()
-                return b"".join(out)
-        self._held = held[begin:] if begin else held
-        self.broken = len(self._held) > EVENT_BYTES_MAX
-        return b"".join(out)
-
-    def finish(self) -> bytes:
-        """The engine's stream has ended properly: return the remaining lines."""
-        if self._is_over():
-            return b""
-        held, self._held = bytes(self._held), bytearray()
-        out = self._event(held) if held.strip() else b""
-        return out if self._is_over() else out + self._last_line()
-
-    def _is_over(self) -> bool:
-        return self.ended or self.broken
-
-    def _event(self, event: bytes) -> bytes:
-        if len(event) > EVENT_BYTES_MAX:
-            self.broken = True
-            return b""
-        lines = event.splitlines()
-        payload = b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])
-        if not payload:
-            return b""  # a comment
-        if payload == b"[DONE]":
-            return self._last_line()
-        try:
-            chunk = _completion.decode(payload)
-        except _UNREADABLE:
-            self.broken = True
-            return b""
-        if _is_error(chunk.error):
-            self.ended = True
-            return _encode_line({"error": _error_text(chunk.error)})
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        try:
-            return self._choice(chunk.choices[0]) if chunk.choices else b""
-        except _UNREADABLE:  # the arguments of a tool call
-            self.broken = True
-            return b""
 
     def _choice(self, choice: Choice) -> bytes:
         delta = choice.delta or choice.message
@@ -169,7 +93,10 @@ class ReplyConverter:
             message["tool_calls"] = calls
         return _encode_line(line)
 
-    def _last_line(self) -> bytes:
+    def _error(self, error: Raw) -> bytes:
+        return _encode_line({"error": read_error(error)})
+
+    def _end(self) -> bytes:
         """Return the tool calls, if a finish reason is missing, and the line with `done`."""
         out = self._tool_line() if self._tools else b""
         if self.broken:
@@ -191,10 +118,8 @@ class ReplyConverter:
             if function is None:
                 continue
             tool.name = function.name or tool.name
-            if arguments.startswith(b'"'):
-                tool.arguments += _text.decode(arguments)
-            elif arguments.startswith(b"{"):
-                tool.arguments = arguments.decode()
+            text = read_arguments(function.arguments)
+            tool.arguments = text if arguments.startswith(b"{") else tool.arguments + text
 
     def _tool_calls(self) -> list[Line] | None:
         """Return the collected tool calls, with arguments as objects; None if they are no objects.
@@ -205,7 +130,7 @@ class ReplyConverter:
         for index, tool in sorted(self._tools.items()):
             try:
                 _object.decode((tool.arguments or "{}").encode())
-            except _UNREADABLE:
+            except UNREADABLE:
                 if self._finish_reason != "length":
                     return None
                 continue
@@ -246,29 +171,26 @@ class ReplyConverter:
 
     # --- documents -----------------------------------------------------------------------------------------------
 
-    def convert(self, status: int, body: bytes) -> bytes:
-        """Return the document for an engine's whole response; empty and `broken` if the response is unusable."""
-        if status >= 400:
-            return msgspec.json.encode({"error": error_text(body)})
-        is_list = self._endpoint in {"embed", "embeddings"}
-        if (body.count(b"{") if is_list else count_items(body)) > ITEMS_MAX:
-            self.broken = True
-            return b""
+    def convert(self, status: int, body: bytes, *, late: bool = False) -> bytes:
+        """Return the document for an engine's whole response, as a line if a stream was requested; empty and `broken`
+        if it is unusable.
+        """
+        del late  # an error is a line like others
+        document = msgspec.json.encode({"error": error_text(body)}) if status >= 400 else self._document(body)
+        return document + b"\n" if self.stream else document
+
+    def _document(self, body: bytes) -> bytes:
         try:
-            if is_list:
-                return msgspec.json.encode(self._embeddings(_embedding_list.decode(body)))
-            found = _completion.decode(body)
-        except _UNREADABLE:
-            self.broken = True
-            return b""
-        if _is_error(found.error):
-            return msgspec.json.encode({"error": _error_text(found.error)})
-        if not found.choices:
-            self.broken = True
-            return b""
-        try:
-            return self._whole(found, found.choices[0])
-        except _UNREADABLE:  # the arguments of a tool call
+            if self._endpoint in {"embed", "embeddings"}:
+                self.broken = body.count(b"{") > ITEMS_MAX
+                return b"" if self.broken else msgspec.json.encode(self._embeddings(_embedding_list.decode(body)))
+            found = self._decode_document(body)
+            if found is None:
+                return b""
+            if is_error(found.error):
+                return msgspec.json.encode({"error": read_error(found.error)})
+            return self._whole(found, found.choices[0]) if found.choices else b""
+        except UNREADABLE:  # vectors, or the arguments of a tool call
             self.broken = True
             return b""
 
@@ -309,30 +231,6 @@ class ReplyConverter:
         line = self._line("", None, None, done=True)
         line["done_reason"] = action
         return msgspec.json.encode(line)
-
-
-def error_text(body: bytes) -> str:
-    """Return the message of an engine's error document."""
-    try:
-        found = _error_reply.decode(body)
-    except _UNREADABLE:
-        return _REJECTED
-    inner = found.error
-    text = inner.message if isinstance(inner, ErrorMessage) else inner
-    return text or found.message or (_error_text(found.detail) if found.detail else _REJECTED)
-
-
-def _is_error(raw: Raw) -> bool:
-    """Return whether the member `error` reports an error: engines may send it as null."""
-    return bytes(raw) not in {b"", b"null"}
-
-
-def _error_text(raw: Raw) -> str:
-    try:
-        found = _error_value.decode(raw)
-    except _UNREADABLE:
-        return _REJECTED
-    return (found.message if isinstance(found, ErrorMessage) else found) or _REJECTED
 
 
 def _shorten(vector: Raw, dimensions: int) -> Raw:

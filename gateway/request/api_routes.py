@@ -96,6 +96,9 @@ DEPLOYED = sorted(((b"/" + name, operation) for name, operation in INFER.items()
 ANTHROPIC = {
     path: Operation(Kind.INFER, path, dialect="anthropic") for path in (b"/v1/messages", b"/v1/messages/count_tokens")
 }
+CHAT: Final = INFER[b"chat/completions"]
+MESSAGES: Final = ANTHROPIC[b"/v1/messages"]
+"""Translated to CHAT for engines without the API of Anthropic."""
 RERANK_AND_TOKENIZE = {
     **{path: Operation(Kind.INFER, path, dialect="jina") for path in (b"/v1/rerank", b"/v2/rerank", b"/v1/score")},
     **{path: Operation(Kind.INFER, path, dialect="vllm") for path in (b"/tokenize", b"/detokenize")},

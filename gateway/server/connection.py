@@ -22,10 +22,9 @@ from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.request import headers
 from gateway.request.api_routes import Kind, Operation, find_operation
 from gateway.server import cors, local_routes, precheck
+from gateway.server.admission import admit_call, admit_ollama_call
 from gateway.server.body_intake import BodyIntake
 from gateway.server.client_transport import LINGER_S
-from gateway.server.ollama_call import admit_ollama_call
-from gateway.server.proxied_call import admit_call
 
 if TYPE_CHECKING:
     from gateway.server.context import GatewayContext

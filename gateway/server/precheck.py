@@ -1,6 +1,6 @@
 """Checks that need only a request's head: rejects requests before their bodies are read, to save memory.
 
-The checks have the same order as those of a whole request (`gateway.server.proxied_call.admit_call`), with one
+The checks have the same order as those of a whole request (`gateway.server.admission`), with one
 exception: errors in the bytes of a body are not found if its head was rejected before they arrived.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autoscaler.contract import TenantEntry
+from autoscaler.contract import ModelEntry, TenantEntry
 from gateway import errors
-from gateway.dialects import ollama_requests
+from gateway.dialects import ollama_requests, translated_request
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.http.host_check import is_from_foreign_page
 from gateway.http.request_head import Head
 from gateway.request import media_types
-from gateway.request.api_routes import Kind, Operation, suggest_path
+from gateway.request.api_routes import CHAT, MESSAGES, Kind, Operation, suggest_path
 from gateway.request.headers import Asked, get_call_headers
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def check_head(gateway: GatewayContext, head: Head, operation: Operation | None,
     if operation.kind is not Kind.INFER:
         check_body_size(operation, size)
         return
-    if operation.dialect == "ollama" and size > ollama_requests.BODY_BYTES_MAX:
-        raise errors.translated_too_large(ollama_requests.BODY_BYTES_MAX)
+    if operation.dialect == "ollama" and size > translated_request.BODY_BYTES_MAX:
+        raise errors.translated_too_large(translated_request.BODY_BYTES_MAX)
     tenant, headers = gateway.tenant(head), get_call_headers(head)
     if headers.error is not None:
         raise headers.error.with_traceback(None)
@@ -106,6 +106,12 @@ def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operati
     """
     if operation.dialect == "ollama":
         return
-    name = operation.model or headers.model
-    if name and operation.dialect not in gateway.directory.names.resolve(tenant, name).dialects:
+    if name := operation.model or headers.model:
+        check_dialect(operation, gateway.directory.names.resolve(tenant, name))
+
+
+def check_dialect(operation: Operation, entry: ModelEntry) -> None:
+    """Raise 400 unless the engine supports the API of this path, or the request is translated for it."""
+    is_translated = operation is MESSAGES and CHAT.dialect in entry.dialects
+    if operation.dialect not in entry.dialects and not is_translated:
         raise errors.unsupported_dialect()

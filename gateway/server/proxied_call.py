@@ -26,7 +26,6 @@ from gateway.errors import (
     too_many_checks,
     unchecked_answer,
     unchecked_stream,
-    unsupported_dialect,
     upstream_error,
     upstream_timeout,
 )
@@ -38,10 +37,7 @@ from gateway.policy import external_checks
 from gateway.policy.request_policy import Policy
 from gateway.request import body_members
 from gateway.request.api_routes import Operation
-from gateway.request.auth import cache_salt
 from gateway.request.headers import get_call_headers, upstream_head
-from gateway.request.multipart import Form
-from gateway.server import precheck as early
 from gateway.server.response_relay import Answer
 from gateway.upstream import external_check_client, token_usage
 from gateway.upstream.connection import Loss, Sink
@@ -81,43 +77,6 @@ _CODES: Final = {status: str(status) for status in range(200, 600)}
 _NO_HEAD: Final = ResponseHead(0, False, 0, False, b"", b"")
 _NO_BODY: Final = BodyWalker(_NO_HEAD)
 _NO_ANSWER: Final = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
-
-
-def admit_call(
-    gateway: GatewayContext, client: Connection, request: Request, operation: Operation, now_s: float
-) -> ProxiedCall:
-    """Build the Call for a Request, not yet known to dispatch. Raises CallError."""
-    head = request.head
-    tenant, headers = gateway.tenant(head), get_call_headers(head)
-    if headers.error is not None:
-        raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
-    early.check_media(gateway, head, operation, headers)
-    if operation.model or headers.model:
-        early.check_model(gateway, tenant, operation, headers)
-    directory = gateway.directory
-    default, watched = directory.settings.default_model, directory.watched
-    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model, default, watched)
-    entry = directory.names.resolve(tenant, peek.model)
-    if operation.dialect not in entry.dialects:
-        raise unsupported_dialect()
-    salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
-    asks_usage = entry.takes_stream_options
-    policy = None if directory.policies is None else directory.policies.find(tenant, entry, peek.model)
-    body = body_members.edit_body(
-        operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
-    )
-    deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
-    priority, stream = min(tenant.priority_max, headers.priority), peek.stream
-    call = Call(
-        client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
-    )
-    proxied = ProxiedCall(call, gateway, client, head, operation, entry, body)
-    if policy is not None:
-        proxied.apply_checks(policy, is_form=isinstance(peek, Form))
-    if stream and operation.usage and not peek.wants_usage:
-        proxied.drop_usage = asks_usage
-        proxied.counts_tokens = not asks_usage
-    return proxied
 
 
 class ProxiedCall(Sink):

@@ -19,6 +19,7 @@ GATEWAY = Path(str(gateway.__file__)).parent
 STRUCTS = {
     "control/snapshot_file",
     "dialects/decoded_structs",
+    "dialects/messages_structs",
     "dispatch/effects",
     "http/json_structs",
     "limits",

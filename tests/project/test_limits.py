@@ -30,14 +30,18 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request head": ("gateway.http.request_head.HEAD_BYTES_MAX", "gateway.http.request_head.HEADERS_MAX"),
     "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
-    "request body of the [Ollama API](ollama-api.md)": ("gateway.dialects.ollama_requests.BODY_BYTES_MAX",),
-    "messages, images, tools and tool calls of a request to the Ollama API; its members and items together (in "
+    "request body of the [Ollama API](ollama-api.md), or of a translated request of the "
+    "[Anthropic API](anthropic-api.md)": ("gateway.dialects.translated_request.BODY_BYTES_MAX",),
+    "messages, images, tools and tool calls of such a request; its members and items together (in "
     "responses of engines, too)": (
-        *(f"gateway.dialects.ollama_requests.{what}_MAX" for what in ("MESSAGES", "IMAGES", "TOOLS", "CALLS", "ITEMS")),
+        *(
+            f"gateway.dialects.translated_request.{what}_MAX"
+            for what in ("MESSAGES", "IMAGES", "TOOLS", "CALLS", "ITEMS")
+        ),
     ),
-    "response without streaming for the Ollama API": ("gateway.server.ollama_response_relay.DOCUMENT_BYTES_MAX",),
-    "event of an engine, or arguments of all tool calls of a response, for the Ollama API": (
-        "gateway.dialects.ollama_responses.EVENT_BYTES_MAX",
+    "response without streaming to such a request": ("gateway.server.translated_call.DOCUMENT_BYTES_MAX",),
+    "event of an engine for such a request; for the Ollama API also the arguments of all tool calls of a response": (
+        "gateway.dialects.chat_responses.EVENT_BYTES_MAX",
     ),
     "trailers of a request": ("gateway.http.request_body.TRAILER_BYTES_MAX",),
     "chunks of a body": ("gateway.http.request_body.CHUNKS_MAX", "gateway.http.request_body.CHUNK_BYTES_MEAN"),

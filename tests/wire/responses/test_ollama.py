@@ -15,10 +15,10 @@ import pytest
 
 from autoscaler.contract import CatalogueDelta, Clocks, FrontSettings, KeyEntry, ModelName, TenantEntry, TenantName
 from gateway.control import fault_containment
-from gateway.dialects import ollama_requests
+from gateway.dialects import ollama_requests, translated_request
 from gateway.http.body_buffers import LARGE_BYTES
 from gateway.limits import Limits
-from gateway.server import ollama_response_relay
+from gateway.server import translated_call
 from tests.support.fakes.engines.scripted_engine import (
     CLOSE,
     DONE,
@@ -328,7 +328,7 @@ async def test_malformed_engine_document_gets_502_and_connection_stays_open(repl
 async def test_engine_document_above_the_size_limit_gets_502_that_names_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ollama_response_relay, "DOCUMENT_BYTES_MAX", 1000)
+    monkeypatch.setattr(translated_call, "DOCUMENT_BYTES_MAX", 1000)
     reply = STREAM_HEAD.replace(b"text/event-stream", b"application/json") + chunk(b"[" * 600) * 2
     async with ScriptedEngine((reply, HOLD)) as engine, rig(engine.address) as one:
         status, fields, found = await ask(one, "/api/embed", input="a")
@@ -431,7 +431,7 @@ async def test_large_body_with_images_is_translated_and_its_memory_is_released()
 async def test_request_body_above_a_size_limit_gets_413(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(limits=Limits(body_bytes_max=1000)) as one:
         assert (await ask(one, "/api/chat", messages=[{"role": "user", "content": "a" * 1000}]))[0] == 413
-    monkeypatch.setattr(ollama_requests, "BODY_BYTES_MAX", 500)
+    monkeypatch.setattr(translated_request, "BODY_BYTES_MAX", 500)
     async with rig() as one:
         found = await ask(one, "/api/chat", messages=[{"role": "user", "content": "a" * 500}])
         assert (found[0], "500 bytes" in found[2]["error"]) == (413, True)

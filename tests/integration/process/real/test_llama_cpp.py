@@ -6,26 +6,20 @@ import http.client
 import json
 import signal
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from autoscaler.contract import ModelName
-from autoscaler.engines import ENGINES, build_launch_command
-from autoscaler.engines.programs.installed import find_installed_programs
-from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.engines import ENGINES
 from loadtest import tiny_gguf
-from tests.support.net.ports import free_port
+from tests.support.real_services.llama_cpp import START_S, started
 
 pytestmark = pytest.mark.standard
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
-START_S = 90.0
+
 ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
 
 
@@ -37,37 +31,6 @@ def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-@contextmanager
-def started(
-    folder: Path, *args: str, file: str = "ada.gguf", slots: int = 2, context_tokens: int | None = None
-) -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
-    """Yield the process, its port, and the statuses of its readiness path until 200 (or until it exits)."""
-    spec = ModelSpec(
-        engine="llama.cpp",
-        artifact=f"file://{folder / file}",
-        args=("--threads=1", *args),
-        context_tokens=context_tokens,
-    )
-    model = Model(name=ModelName("ada"), spec=spec, slots=slots)
-    port, statuses = free_port(), set()
-    start = build_launch_command(model, None, "127.0.0.1", port, {"xllamacpp": find_installed_programs()["xllamacpp"]})
-    process = subprocess.Popen(start.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        deadline_s = time.monotonic() + START_S
-        while 200 not in statuses and process.poll() is None and time.monotonic() < deadline_s:
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-                connection.request("GET", start.readiness_path)
-                statuses.add(connection.getresponse().status)
-                connection.close()
-            except (OSError, http.client.HTTPException):
-                time.sleep(0.001)
-        yield process, port, statuses
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")

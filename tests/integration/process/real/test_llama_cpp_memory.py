@@ -12,8 +12,8 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Model, ModelSpec
 from pilotlight.models.model_memory import estimate_memory
-from tests.integration.process.real.test_llama_cpp import started
 from tests.support.builders.artifacts import model_files
+from tests.support.real_services.llama_cpp import started
 
 MIB = 1 << 20
 FIXED_BYTES = 320 * MIB

@@ -181,8 +181,10 @@ async def rig(
     state: str = "ready",
     tls: Sides | None = None,
     host_check: bool = False,
+    dialects: tuple[str, ...] = ("openai", "anthropic"),
 ) -> AsyncIterator[Rig]:
     """Runs a gateway with one Model; addresses are its ready Replicas. `tls`: its port and its engines use TLS.
+    `dialects`: the APIs of its engine.
 
     With `host_check` the gateway knows that its listener is on loopback.
     """
@@ -191,7 +193,7 @@ async def rig(
         GatewayId("g"), os.urandom(3).hex(), limits=limits or LIMITS, events_fd=events, engine_tls=lambda: one.trust
     )
     entry = ModelEntry(name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, context_tokens=4096,
-                       dialects=("openai", "anthropic"), clocks=clocks or Clocks())  # fmt: skip
+                       dialects=dialects, clocks=clocks or Clocks())  # fmt: skip
     front.catalogue(
         CatalogueDelta(epoch=1, version=1, full=True, models=(entry,), settings=settings or FrontSettings())
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import ollama_requests
+from gateway.dialects import ollama_requests, translated_request
 from gateway.dialects.ollama_requests import Translated, translate_request
 from gateway.errors import CallError
-from gateway.request.api_routes import Operation, find_operation
+from gateway.request.api_routes import CHAT, Operation, find_operation
 
 
 def translated(endpoint: str, **members: object) -> Translated:
@@ -34,7 +34,7 @@ ASK = [{"role": "user", "content": "Hello"}]
 
 def test_chat_request_without_a_stream_member_becomes_a_stream_request() -> None:
     made = translated("chat", messages=ASK)
-    assert (made.target, made.stream, made.action, made.model) == (ollama_requests.CHAT, True, "", "m")
+    assert (made.target, made.stream, made.action, made.model) == (CHAT, True, "", "m")
     assert json.loads(made.body) == {
         "model": "m",
         "messages": ASK,
@@ -177,7 +177,7 @@ def test_tool_results_get_the_ids_of_their_tool_calls() -> None:
 
 def test_generate_is_translated_to_chat_and_raw_generate_to_completion() -> None:
     made = translated("generate", prompt="Hello", system="Be brief", stream=False)
-    assert made.target == ollama_requests.CHAT
+    assert made.target == CHAT
     assert json.loads(made.body)["messages"] == [{"role": "system", "content": "Be brief"}, *ASK]
     raw = translated("generate", prompt="<s>Hello", raw=True, stream=False, options={"num_predict": 2})
     assert raw.target == ollama_requests.COMPLETION
@@ -281,7 +281,7 @@ CHAT_OPERATION, EMBED_OPERATION = (find_operation(b"POST", f"/api/{name}".encode
 
 def fill(begin: bytes, item: bytes, end: bytes) -> bytes:
     """A body of the maximum size with as many items as fit."""
-    return begin + item * ((ollama_requests.BODY_BYTES_MAX - len(begin) - len(end)) // len(item)) + end
+    return begin + item * ((translated_request.BODY_BYTES_MAX - len(begin) - len(end)) // len(item)) + end
 
 
 LARGEST = {
@@ -304,7 +304,7 @@ def test_body_of_maximum_size_needs_at_most_ten_times_its_size_in_memory(name: s
     operation = EMBED_OPERATION if name == "embed" else CHAT_OPERATION
     assert operation is not None
     body = LARGEST[name]
-    assert ollama_requests.BODY_BYTES_MAX - 64 < len(body) <= ollama_requests.BODY_BYTES_MAX
+    assert translated_request.BODY_BYTES_MAX - 64 < len(body) <= translated_request.BODY_BYTES_MAX
     tracemalloc.start()
     try:
         if name in {"one text", "wide text", "arguments"}:
@@ -315,15 +315,15 @@ def test_body_of_maximum_size_needs_at_most_ten_times_its_size_in_memory(name: s
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 10 * ollama_requests.BODY_BYTES_MAX
+    assert peak < 10 * translated_request.BODY_BYTES_MAX
 
 
 def test_commas_inside_json_strings_are_not_counted_as_items() -> None:
-    text = 'a,"\\' * ollama_requests.ITEMS_MAX
+    text = 'a,"\\' * translated_request.ITEMS_MAX
     (message,) = body_of("chat", messages=[{"role": "user", "content": text}])["messages"]
     assert message["content"] == text
-    body = json.dumps([text, *range(ollama_requests.ITEMS_MAX), text]).encode()
-    assert ollama_requests.count_items(body) == ollama_requests.ITEMS_MAX + 1
+    body = json.dumps([text, *range(translated_request.ITEMS_MAX), text]).encode()
+    assert translated_request.count_items(body) == translated_request.ITEMS_MAX + 1
 
 
 def count_operations(act: Callable[[], object]) -> int:
@@ -352,6 +352,6 @@ def test_translation_steps_grow_linearly_with_the_number_of_tool_calls() -> None
         assert CHAT_OPERATION is not None
         return CHAT_OPERATION, json.dumps({"messages": [{"role": "assistant", "tool_calls": asks}, *results]}).encode()
 
-    small, large = build(ollama_requests.CALLS_MAX // 10), build(ollama_requests.CALLS_MAX)
+    small, large = build(translated_request.CALLS_MAX // 10), build(translated_request.CALLS_MAX)
     few, many = count_operations(lambda: translate_request(*small)), count_operations(lambda: translate_request(*large))
     assert few * 9 < many < few * 11

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects.chat_responses import EVENT_BYTES_MAX, error_text
 from gateway.dialects.ollama_requests import translate_request
-from gateway.dialects.ollama_responses import EVENT_BYTES_MAX, ReplyConverter, error_text
+from gateway.dialects.ollama_responses import ReplyConverter
 from gateway.request.api_routes import find_operation
-from gateway.server.ollama_response_relay import DOCUMENT_BYTES_MAX
+from gateway.server.translated_call import DOCUMENT_BYTES_MAX
 
 DURATIONS = {"total_duration": 5, "load_duration": 1, "prompt_eval_duration": 2, "eval_duration": 3}
 BODIES: dict[str, dict[str, object]] = {

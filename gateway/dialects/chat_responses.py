@@ -1,0 +1,170 @@
+"""Reads responses of OpenAI's API, which are converted for clients of other APIs. Pure.
+
+Splits an event stream into events, decodes them, and finds errors. Each API has a subclass of `ChatConverter`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.dialects.decoded_structs import Choice, Completion, ErrorMessage, ErrorReply, Usage
+from gateway.dialects.translated_request import ITEMS_MAX, UNREADABLE, count_items
+
+EVENT_BYTES_MAX: Final = 1 << 20
+"""Limit of one event, and of the arguments of all tool calls of a response. Some engines send these in one event."""
+_EVENT_END = re.compile(rb"(?:\n|\r\n?+){2}")
+_REJECTED: Final = "the engine rejected the request; read the log of the engine"
+
+_completion = msgspec.json.Decoder(Completion)
+_error_reply = msgspec.json.Decoder(ErrorReply)
+_error_value = msgspec.json.Decoder(ErrorMessage | str)
+_text = msgspec.json.Decoder(str)
+
+
+class ChatConverter:
+    """Converts one response. After `broken`, the response is unusable."""
+
+    __slots__ = ("_finish_reason", "_held", "_usage", "broken", "ended", "stream")
+
+    def __init__(self, *, stream: bool) -> None:
+        self._held = bytearray()
+        """The beginning of an event."""
+        self._finish_reason = ""
+        self._usage: Usage | None = None
+        self.stream = stream
+        """Whether the client requested a stream."""
+        self.broken = False
+        """Whether the engine sent something that is not an OpenAI response."""
+        self.ended = False
+        """Whether the end of the stream was written."""
+
+    # --- implemented for each API ------------------------------------------------------------------------------------
+
+    def _choice(self, choice: Choice) -> bytes:
+        """Convert one chunk. Sets `broken`, or raises an exception of UNREADABLE, if it is unusable."""
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        """Return the end of a complete stream, and set `ended`."""
+        raise NotImplementedError
+
+    def _error(self, error: Raw) -> bytes:
+        """Return the end of a stream in which the engine sent an error."""
+        raise NotImplementedError
+
+    def convert(self, status: int, body: bytes, *, late: bool = False) -> bytes:
+        """Convert an engine's whole response; empty and `broken` if it is unusable. `late`: the client already has the
+        head of a stream.
+        """
+        raise NotImplementedError
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    def feed(self, content: bytes) -> bytes:
+        """Take the next bytes of an event stream and return the converted ones."""
+        if self._is_over():
+            return b""
+        held = self._held
+        seen = len(held)
+        held += content
+        out, begin = list[bytes](), 0
+        for match in _EVENT_END.finditer(held, max(0, seen - 3)):
+            out.append(self._event(bytes(held[begin : match.start()])))
+            begin = match.end()
+            if self._is_over():
+                self._held = bytearray()
+                return b"".join(out)
+        self._held = held[begin:] if begin else held
+        self.broken = len(self._held) > EVENT_BYTES_MAX
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        """The engine's stream has ended properly: return the rest."""
+        if self._is_over():
+            return b""
+        held, self._held = bytes(self._held), bytearray()
+        out = self._event(held) if held.strip() else b""
+        return out if self._is_over() else out + self._end()
+
+    def _is_over(self) -> bool:
+        return self.ended or self.broken
+
+    def _event(self, event: bytes) -> bytes:
+        if len(event) > EVENT_BYTES_MAX:
+            self.broken = True
+            return b""
+        lines = event.splitlines()
+        payload = b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])
+        if not payload:
+            return b""  # a comment
+        if payload == b"[DONE]":
+            return self._end()
+        try:
+            chunk = _completion.decode(payload)
+        except UNREADABLE:
+            self.broken = True
+            return b""
+        if is_error(chunk.error):
+            self.ended = True
+            return self._error(chunk.error)
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        try:
+            return self._choice(chunk.choices[0]) if chunk.choices else b""
+        except UNREADABLE:  # the arguments of a tool call
+            self.broken = True
+            return b""
+
+    # --- documents ---------------------------------------------------------------------------------------------------
+
+    def _decode_document(self, body: bytes) -> Completion | None:
+        """Decode a whole response with choices or an error; None and `broken` if it is something else."""
+        found = None
+        if count_items(body) <= ITEMS_MAX:
+            try:
+                found = _completion.decode(body)
+            except UNREADABLE:
+                found = None
+        if found is None or not (found.choices or is_error(found.error)):
+            self.broken = True
+            return None
+        return found
+
+
+def read_arguments(arguments: Raw) -> str:
+    """Return the arguments of a tool call as text, or a piece of them; empty if they have another form. Raises an
+    exception of UNREADABLE.
+    """
+    value = bytes(arguments)
+    if value.startswith(b'"'):
+        return _text.decode(value)
+    return value.decode() if value.startswith(b"{") else ""
+
+
+def error_text(body: bytes) -> str:
+    """Return the message of an engine's error document."""
+    try:
+        found = _error_reply.decode(body)
+    except UNREADABLE:
+        return _REJECTED
+    inner = found.error
+    text = inner.message if isinstance(inner, ErrorMessage) else inner
+    return text or found.message or (read_error(found.detail) if found.detail else _REJECTED)
+
+
+def is_error(raw: Raw) -> bool:
+    """Return whether the member `error` reports an error: engines may send it as null."""
+    return bytes(raw) not in {b"", b"null"}
+
+
+def read_error(raw: Raw) -> str:
+    """Return the message of a member `error`."""
+    try:
+        found = _error_value.decode(raw)
+    except UNREADABLE:
+        return _REJECTED
+    return (found.message if isinstance(found, ErrorMessage) else found) or _REJECTED

@@ -1,0 +1,181 @@
+"""Builds requests for dispatch: finds the tenant and the Model, and edits or translates the body for the engine.
+
+The checks have the same order as those of a head (`gateway.server.precheck`). A request of Ollama's API that asks to
+stop a model is answered at once and changes nothing, because the Model's settings decide when it stops.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from autoscaler.contract import ModelEntry, TenantEntry
+from gateway.dialects import messages_requests, ollama_requests, translated_request
+from gateway.dialects.ollama_responses import ReplyConverter
+from gateway.dialects.translated_request import TranslatedRequest
+from gateway.dispatch.call import Call
+from gateway.errors import out_of_memory, too_large, translated_too_large, unsupported_dialect
+from gateway.http import responses
+from gateway.http.body_buffers import LARGE_BYTES, Body, ChunkedBody
+from gateway.http.request_head import Head, Request
+from gateway.policy.request_policy import Policy
+from gateway.request import body_members
+from gateway.request.api_routes import Dialect, Operation
+from gateway.request.auth import cache_salt
+from gateway.request.body_members import Peek
+from gateway.request.headers import Asked, get_call_headers
+from gateway.request.multipart import Form
+from gateway.server import precheck
+from gateway.server.proxied_call import ProxiedCall
+from gateway.server.translated_call import OLLAMA_JSON, MessagesCall, OllamaCall, TranslatedCall, timestamp
+
+_JSON = b"application/json"
+Translating = TypeVar("Translating", bound=TranslatedCall)
+
+if TYPE_CHECKING:
+    from gateway.server.connection import Connection
+    from gateway.server.context import GatewayContext
+
+
+def admit_call(
+    gateway: GatewayContext, client: Connection, request: Request, operation: Operation, now_s: float
+) -> ProxiedCall:
+    """Build the Call for a Request, not yet known to dispatch. Raises CallError."""
+    head = request.head
+    tenant, headers = gateway.tenant(head), get_call_headers(head)
+    if headers.error is not None:
+        raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
+    precheck.check_media(gateway, head, operation, headers)
+    if operation.model or headers.model:
+        precheck.check_model(gateway, tenant, operation, headers)
+    directory = gateway.directory
+    default, watched = directory.settings.default_model, directory.watched
+    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model, default, watched)
+    entry = directory.names.resolve(tenant, peek.model)
+    if operation.dialect not in entry.dialects:
+        return _admit_messages_call(gateway, client, request, operation, tenant, entry, now_s)
+    salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
+    asks_usage = entry.takes_stream_options
+    policy = None if directory.policies is None else directory.policies.find(tenant, entry, peek.model)
+    body = body_members.edit_body(
+        operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
+    )
+    deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
+    priority, stream = min(tenant.priority_max, headers.priority), peek.stream
+    call = Call(
+        client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
+    )
+    proxied = ProxiedCall(call, gateway, client, head, operation, entry, body)
+    if policy is not None:
+        proxied.apply_checks(policy, is_form=isinstance(peek, Form))
+    if stream and operation.usage and not peek.wants_usage:
+        proxied.drop_usage = asks_usage
+        proxied.counts_tokens = not asks_usage
+    return proxied
+
+
+def admit_ollama_call(
+    gateway: GatewayContext, client: Connection, request: Request, operation: Operation, now_s: float
+) -> OllamaCall | None:
+    """Build the Call for a Request, not yet known to dispatch; None if it has been answered. Raises CallError."""
+    head = request.head
+    tenant, headers = gateway.tenant(head), get_call_headers(head)
+    if headers.error is not None:
+        raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
+    precheck.check_media(gateway, head, operation, headers)
+    translated = ollama_requests.translate_request(operation, _whole_body(request))
+    peek = _read_translated(gateway, translated, headers)
+    entry = gateway.directory.names.resolve_tagged(tenant, peek.model)
+    if translated.target.dialect not in entry.dialects:
+        raise unsupported_dialect()
+    if translated.action == "unload":
+        _reply(gateway, client, head, ReplyConverter(translated, entry.name, timestamp, dict).loaded("unload"))
+        return None
+    call, body, policy = _prepare(gateway, client, request, tenant, entry, translated, peek, "ollama", now_s)
+    return _apply(OllamaCall(call, gateway, client, head, entry, body, translated), policy, entry)
+
+
+def _admit_messages_call(  # noqa: PLR0917  one caller passes them in this order
+    gateway: GatewayContext, client: Connection, request: Request, operation: Operation, tenant: TenantEntry,
+    entry: ModelEntry, now_s: float,
+) -> MessagesCall:  # fmt: skip
+    """Build the Call for a Request to an engine without the API of its path. Raises CallError: 400 if the API cannot be
+    translated either.
+    """
+    precheck.check_dialect(operation, entry)
+    translated = messages_requests.translate_messages(_whole_body(request))
+    peek = _read_translated(gateway, translated, get_call_headers(request.head))
+    call, body, policy = _prepare(gateway, client, request, tenant, entry, translated, peek, "anthropic", now_s)
+    return _apply(MessagesCall(call, gateway, client, request.head, entry, body, translated), policy, entry)
+
+
+def _whole_body(request: Request) -> bytes:
+    body = request.body
+    if len(body) > translated_request.BODY_BYTES_MAX:
+        raise translated_too_large(translated_request.BODY_BYTES_MAX)
+    if isinstance(body, bytes):
+        return body
+    if not isinstance(body, ChunkedBody):
+        raise TypeError("only forms are forwarded while they arrive")
+    return body.join()
+
+
+def _read_translated(gateway: GatewayContext, translated: TranslatedRequest, headers: Asked) -> Peek | Form:
+    """Read a translated body. Raises CallError."""
+    if len(translated.body) > gateway.body_bytes_max:
+        raise too_large(gateway.body_bytes_max)
+    default = gateway.directory.settings.default_model
+    return body_members.read_body(translated.target, translated.body, _JSON, headers.model, default)
+
+
+def _prepare(  # noqa: PLR0917  two callers pass them in this order
+    gateway: GatewayContext, client: Connection, request: Request, tenant: TenantEntry, entry: ModelEntry,
+    translated: TranslatedRequest, peek: Peek | Form, dialect: Dialect, now_s: float,
+) -> tuple[Call, Body, Policy | None]:  # fmt: skip
+    """Edit a translated body as on other paths, and return the Call, the body and the policy. Raises CallError."""
+    headers, policies = get_call_headers(request.head), gateway.directory.policies
+    salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
+    policy = None if policies is None else policies.find(tenant, entry, peek.model)
+    edited = body_members.edit_body(
+        translated.target, peek, entry.served_name, salt, entry.lora, include_usage=entry.takes_stream_options,
+        policy=policy,
+    )  # fmt: skip
+    body = _counted(gateway, request.body, edited)
+    deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
+    priority, stream = min(tenant.priority_max, headers.priority), translated.stream
+    call = Call(client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, dialect)
+    return call, body, policy
+
+
+def _apply(call: Translating, policy: Policy | None, entry: ModelEntry) -> Translating:
+    """Prepare the external checks, and the counting of tokens if the engine does not report them. Raises CallError."""
+    if policy is not None:
+        call.apply_checks(policy)
+    call.counts_tokens = call.call.stream and not entry.takes_stream_options
+    return call
+
+
+def _counted(gateway: GatewayContext, received: Body, edited: Body) -> Body:
+    """Return a translated body that is counted with its own size: a large one in the budget, as it is here, a small one
+    by dispatch while it is queued. The received body is dropped. Raises CallError 503 if there is no room for it.
+    """
+    body = edited if isinstance(edited, bytes) else b"".join(edited.parts)
+    before = received if isinstance(received, ChunkedBody) else None
+    if len(body) <= LARGE_BYTES:
+        gateway.discard(before)
+        return body
+    out = ChunkedBody()
+    out.parts.append(body)
+    out.size = len(body)
+    if not gateway.room.exchange(before, out):
+        raise out_of_memory()
+    gateway.discard(before)
+    return out
+
+
+def _reply(gateway: GatewayContext, client: Connection, head: Head, document: bytes) -> None:
+    """Answer a request that needs no engine."""
+    close = not head.keep_alive or gateway.closing
+    client.write(
+        responses.render_response(200, document, client.id_bytes, close=close, more=client.cors, kind=OLLAMA_JSON)
+    )
+    client.answered(close=close)
