@@ -128,6 +128,12 @@ def _loads() -> Target:
     return Target(load_responses.loads, load_responses.SEEDS, load_responses.WORDS)
 
 
+def _translations() -> Target:
+    from tests.fuzz.targets import api_translations
+
+    return Target(api_translations.translations, api_translations.SEEDS, api_translations.WORDS)
+
+
 MADE: dict[str, Callable[[], Target]] = {
     "requests": _requests,
     "answers": _answers,
@@ -145,6 +151,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "port": _port,
     "providers": _providers,
     "loads": _loads,
+    "translations": _translations,
 }
 """A target imports the code under test when it is created: atheris takes seconds to import all of it."""
 
