@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -25,7 +26,8 @@ from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.capacity import check_providers
 from autoscaler.spec.decode import Path, WrongKeyError, suggest_nearest
 from autoscaler.spec.document_names import ALIAS, ALIAS_WANTED, NAME, NAME_CHARS_MAX, check_alias, check_name
-from autoscaler.spec.engines import ENGINES, PLACEHOLDER, PLACEHOLDERS
+from autoscaler.spec.engine_definition import PLACEHOLDER, PLACEHOLDERS, RESERVED, reserved_flags
+from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
@@ -36,7 +38,7 @@ from autoscaler.text import unix_seconds
 
 MESSAGE = "is not supported yet in this version"
 
-LATER_ENGINES = frozenset({"triton", "tei", "transformers", "external"})
+LATER_ENGINES = frozenset({"external"})
 SCHEMES = frozenset({"pvc", *STORED})
 
 _MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "sleep", "owner"),)
@@ -146,6 +148,8 @@ CHOICES_BEGIN = (
 part: suffixes (`CHOICES_END`) and prefixes (this).
 """
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+NEXT_FLAG = re.compile(r"-[A-Za-z-]")
+"""The beginning of an argument that is a flag and not the value of the flag before it."""
 ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """Characters with a special meaning in some engine's list of adapters are excluded."""
@@ -253,8 +257,6 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: remove it")
         if key.endswith(CHOICES_END) or key.startswith(CHOICES_BEGIN):
             raise WrongKeyError(("spec", "env", key), DEVICES_CHOSEN)
-        if "{port}" in ENGINES[spec.engine].env.get(key, ""):
-            raise WrongKeyError(("spec", "env", key), "is set by Pilotlight to the listening address: remove it")
     if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
         raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
     for position, products in enumerate(spec.gpu.models):
@@ -284,7 +286,9 @@ def check_model(spec: ModelSpec) -> None:
     if spec.gpu.growth_percent is not None:
         _check_sized(spec, "growth", "larger")
     if ENGINES[spec.engine].pages and spec.gpu.memory_bytes == 0:
+        _check_limited(spec)
         _check_unsized(spec, "memory: auto")
+    _check_reserved(spec)
 
 
 def _check_no_nul(text: str, at: Path) -> None:
@@ -302,7 +306,7 @@ def _check_artifact(spec: ModelSpec) -> None:
     _check_artifact_length(spec.artifact, at)
     _check_no_nul(spec.artifact, at)
     scheme = spec.artifact.partition("://")[0]
-    if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # ollama has a store of its own
+    if scheme == "pvc" or (scheme in STORED and not ENGINES[spec.engine].file_only):
         pattern, wanted = STORED.get(scheme, (CLAIM, CLAIM_WANTED))
         if not pattern.fullmatch(spec.artifact):
             raise WrongKeyError(at, wanted)
@@ -376,6 +380,28 @@ def _check_command(spec: ModelSpec) -> None:
         raise WrongKeyError(at, "{context_tokens} needs spec.contextTokens")
 
 
+def _check_reserved(spec: ModelSpec) -> None:
+    """Check that arguments and variables set nothing that Pilotlight sets itself."""
+    engine, unset = ENGINES[spec.engine], set[str]()
+    if spec.context_tokens is None:
+        unset |= {"context_tokens", "all_context_tokens"}
+    if spec.artifact is None:
+        unset.add("model_path")
+    flags = reserved_flags(engine)
+    for position, (arg, after) in enumerate(pairwise((*spec.args, "--"))):
+        flag, is_joined, _ = arg.partition("=")
+        name = flags.get(flag.replace("_", "-"))
+        has_value = is_joined or not NEXT_FLAG.match(after)  # `--slots` of llama-server is a switch
+        if name is not None and name not in unset and has_value:
+            raise WrongKeyError(("spec", "args", position), f"{flag} is set by Pilotlight: {RESERVED[name]}")
+    for key in spec.env:
+        word = engine.env.get(key, "")
+        for name in PLACEHOLDER.findall(word if isinstance(word, str) else "".join(word)):
+            if name in RESERVED and name not in unset:
+                what = " to the listening address" if name in {"host", "port"} else ""
+                raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight{what}: {RESERVED[name]}")
+
+
 def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
     """Check that the engine's memory can be configured, as `elastic` and `growth` require. `key` is a key of `gpu`."""
     at: Path = ("spec", "gpu", key)
@@ -391,6 +417,13 @@ def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
             at, "requires {memory_bytes} in spec.command, which passes the granted memory to the engine"
         )
     _check_unsized(spec, key)
+
+
+def _check_limited(spec: ModelSpec) -> None:
+    """Check that the engine can be limited to what its artifact needs, as `gpu.memory: auto` requires."""
+    if ENGINES[spec.engine].sizes_itself:
+        why = f"engine {spec.engine} cannot be limited to what it needs"
+        raise WrongKeyError(("spec", "gpu", "memory"), f"{why}: remove it, or set a size")
 
 
 def _check_unsized(spec: ModelSpec, key: str) -> None:

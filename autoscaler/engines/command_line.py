@@ -12,7 +12,8 @@ import msgspec
 from autoscaler.engines.programs import xllamacpp_server
 from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec.artifact_name import STORED
-from autoscaler.spec.engines import ENGINES, Adapters, Engine, EngineError, Program, fill_template, is_fetched_by_engine
+from autoscaler.spec.engine_definition import Adapters, Engine, EngineError, Program, fill_template
+from autoscaler.spec.engines import ENGINES, is_fetched_by_engine
 from autoscaler.spec.model import Model
 
 LAUNCHER = xllamacpp_server.__file__
@@ -62,7 +63,8 @@ def build_launch_command(
     except EngineError as error:
         raise EngineError(f"Model {model.name}: {error}") from None
     plain = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
-    return LaunchCommand(argv=argv, env=env | plain, readiness_path=model.spec.readiness_path or engine.readiness_path)
+    (ready,) = fill_template((engine.readiness_path,), values)
+    return LaunchCommand(argv=argv, env=env | plain, readiness_path=model.spec.readiness_path or ready)
 
 
 def _bracketed(words: Iterable[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import SIZE_MAX
 from autoscaler.state.resources import NO_GROWTH, Growth
@@ -24,8 +25,8 @@ MIB: Final = 1 << 20
 """Step of growth for engines with a paged cache or a memory placeholder in their command."""
 
 
-PAGED: Final = frozenset({"vllm", "sglang"})
-"""Engines with a paged cache: they use all memory up to their limit."""
+PAGED: Final = frozenset(name for name, engine in ENGINES.items() if engine.pages and not engine.sizes_itself)
+"""Engines with a paged cache and a limit: they use all memory up to it."""
 
 
 SLOTS_MAX: Final = 100_000

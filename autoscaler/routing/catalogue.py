@@ -21,15 +21,18 @@ from autoscaler.contract import (
     QueueLimits,
     TenantEntry,
 )
+from autoscaler.engines import artifact_path
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.model_quarantine import list_quarantined_models
-from autoscaler.spec.engines import ENGINES, Adapters, fill_template, takes_stream_options
+from autoscaler.spec.engine_definition import Adapters, fill_template
+from autoscaler.spec.engines import ENGINES, takes_stream_options
 from autoscaler.spec.model import Model
 from autoscaler.spec.policy import Members, ModelPolicy, RequestCheck, RequestPolicy
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.world import World
 from autoscaler.text import unix_seconds
+from autoscaler.weights.mount_choice import path_of
 
 
 def build_policy_entry(policy: RequestPolicy) -> PolicyEntry | None:
@@ -63,9 +66,10 @@ def _check_entry(check: RequestCheck | None, *, rejects_streams: bool = False) -
 def model_entry(model: Model) -> ModelEntry:
     """Entry of one model. `served_name` is the name that its engine serves and that request bodies carry."""
     spec, engine = model.spec, ENGINES[model.spec.engine]
+    path = path_of(spec.artifact) or artifact_path(spec.artifact)
     return ModelEntry(
         name=model.name,
-        served_name=model.served(),
+        served_name=path if engine.named_by_path and path else model.served(),
         aliases=spec.aliases,
         serves_aliases=model.adopted is not None,
         adapters=_adapters(model, engine.adapters),

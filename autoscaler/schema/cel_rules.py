@@ -3,10 +3,10 @@ server.
 
 Each rule has the message of its rule in Python; a test against a real API server compares them.
 
-Some rules exist only in Python, because CEL cannot express them or their cost is too high: unknown placeholders,
-adapters' names that equal aliases, members and URLs of request policies, and the form of labels, quantities and names
-of variables. (`env` has values of two types, which CEL cannot read.) Rules that depend on the namespace or the Settings
-exist only in Python, too.
+Some rules exist only in Python, because CEL cannot express them or their cost is too high. One is that for arguments
+that Pilotlight sets. The others are: unknown placeholders, adapters' names that equal aliases, members and URLs of
+request policies, and the form of labels, quantities and names of variables. (`env` has values of two types, which CEL
+cannot read.) Rules that depend on the namespace or the Settings exist only in Python, too.
 https://kubernetes.io/docs/reference/using-api/cel
 """
 
@@ -94,7 +94,8 @@ _ARTIFACT_SCHEME = f"r'^({'|'.join(sorted(SCHEMES - {'pvc'}))})://'"
 """Schemes that a custom resource does not support as its artifact yet."""
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
 _STORED = f"r'^({'|'.join(sorted(STORED))})://'"
-_STORED_SAID = f"(self.engine != 'ollama' && self.artifact.matches({_STORED}))"
+_FILE_ONLY = _list({name for name, engine in ENGINES.items() if engine.file_only})
+_STORED_SAID = f"(!(self.engine in {_FILE_ONLY}) && self.artifact.matches({_STORED}))"
 
 
 def _excludes() -> tuple[Rule, ...]:
@@ -133,7 +134,7 @@ _ARTIFACT = (
     ),
     *(
         Rule(
-            f"!has(self.artifact) || self.engine == 'ollama' || !self.artifact.startsWith('{scheme}://') || "
+            f"!has(self.artifact) || self.engine in {_FILE_ONLY} || !self.artifact.startsWith('{scheme}://') || "
             f"self.artifact.matches({_whole(pattern)})",
             wanted,
             ".artifact",

@@ -1,122 +1,15 @@
-"""The definitions of engines, as data: the form of an entry, and the engines that Pilotlight can start.
-
-An entry contains a template of the command line, the readiness check, and properties of the engine. A template is a
-tuple of words; a nested tuple is a group that is omitted if one of its placeholders has no value.
+"""The engines that Pilotlight can start, as data, and lookups in them. Pure.
 
 The flags are those that the engines document. Every engine serves the model under the Model's own name, so that request
-bodies need no change. The default slots are what an engine handles without tuning; `slots` of a Model overrides them.
+bodies need no change; `named_by_path` marks the exception. The default slots are what an engine handles without tuning;
+`slots` of a Model overrides them. `behavior.sources` names where the facts of an entry come from.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Literal
 
-import msgspec
-
-PLACEHOLDERS = frozenset({"host", "port", "model_path", "name", "memory_bytes", "slots", "context_tokens"})
-"""Placeholders that `command` of a Model may use. Templates of built-in engines also use `program`, `revision`, `gpus`,
-`cpu_only`, `memory_fraction` and `shared_context_tokens`. `memory_fraction` has a value if other replicas share the
-device and nothing else limits the memory; `shared_context_tokens` if it is less than the model's own context.
-"""
-PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
-Word = str | tuple[str, ...]
-Artifacts = Literal["file", "file-or-hf", "optional-file"]
-"""The artifacts that an engine accepts: file:// is required; file:// or hf:// is required; file:// is optional."""
-
-
-class EngineError(Exception):
-    """An engine cannot be started. The message is one line that includes the fix."""
-
-
-class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """One program that can be the engine: it is detected by the name `found` on the node and started with `argv`."""
-
-    found: str
-    argv: tuple[Word, ...]
-    env: dict[str, str] = {}
-    """Variables to add to the environment. Options that older versions do not know belong here: programs ignore unknown
-    variables but reject unknown flags.
-    """
-    for_gpus: str = ""
-    """Not empty: the usual installation computes on the CPU. On GPUs other programs are preferred; this text names
-    the alternative to install.
-    """
-
-
-class Adapters(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine loads the adapters of a Model, and how a request selects one.
-
-    `each`, `joint` and `served_name` are templates with {name}, {adapter} and, except in `served_name`, {adapter_path}.
-    """
-
-    words: tuple[str, ...] = ()
-    """Words on the command line before the adapters."""
-    each: str = ""
-    """The template of one adapter. Empty: the Model's own `command` loads the adapters."""
-    joint: str = ""
-    """The separator that joins all adapters in one word. Empty: each adapter is a word."""
-    served_name: str = "{name}:{adapter}"
-    """The new value of `model` in the request body."""
-    by_lora: bool = False
-    """Whether a request selects the adapter with `lora` in the body (llama.cpp): a list of {id: position, scale}, on
-    the paths that support it.
-    """
-    excludes: tuple[str, ...] = ()
-    """Flags that a Model with adapters must not use, because they would mix up the adapters."""
-
-
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """The definition of an engine.
-
-    `programs` are in order of preference; without programs the Model's `command` is the template.
-    """
-
-    name: str
-    programs: tuple[Program, ...] = ()
-    install: str = ""
-    """The program to install if none of the programs is available."""
-    env: dict[str, Word] = {}
-    """Variables to add to the environment. A value in a tuple is omitted if its placeholder has no value."""
-    readiness_path: str = "/health"
-    artifacts: Artifacts
-    dialects: tuple[str, ...] = ("openai", "anthropic")
-    slots: int
-    """Concurrent requests per replica if the Model does not set `slots`."""
-    pages: bool = False
-    """Whether the KV cache is paged: the engine reserves a share of its devices when it starts, and all requests share
-    it.
-    """
-    sized_by: tuple[str, ...] = ()
-    """Flags and variables that set the size of the cache. An elastic Model must not use them."""
-    sizes_itself: bool = False
-    """Whether the engine determines the size of its cache itself and cannot be configured."""
-    takes_cache_salt: bool = False
-    """Whether `cache_salt` in the request body separates prefix caches."""
-    takes_stream_options: bool = True
-    """Whether streams may have `stream_options`. Servers that do not know it reject the whole request."""
-    adapters: Adapters | None = None
-    """None: the engine does not support adapters."""
-    colon_in_name: bool = True
-    """Whether the engine can serve a model whose name contains `:`."""
-    closes_after_stream: bool = False
-    """Whether the engine closes a connection after a streamed response, regardless of its headers."""
-
-
-def fill_template(template: tuple[Word, ...], values: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield the words of a template with their values. Raises EngineError if a required value is missing."""
-    for word in template:
-        if isinstance(word, tuple):
-            if all(values.get(name) is not None for part in word for name in PLACEHOLDER.findall(part)):
-                yield from fill_template(word, values)
-            continue
-        for name in PLACEHOLDER.findall(word):
-            if values.get(name) is None:
-                raise EngineError(f"its command line requires {{{name}}}, which the Model does not set")
-        yield PLACEHOLDER.sub(lambda match: values[match[1]] or "", word)
-
+from autoscaler.spec.engine_definition import Adapters, Behavior, Engine, EngineMetrics, Platform, Program, Sleep
 
 CHECKPOINTS = 3
 """The number of context checkpoints that llama.cpp keeps per slot in host memory, to restore what sliding windows and
@@ -128,7 +21,8 @@ LLAMA_CPP = Engine(
     name="llama.cpp",
     programs=(
         Program(
-            found="xllamacpp",  # a Python that can import it; {launcher} is Pilotlight's script for it
+            found="xllamacpp",  # {launcher} is Pilotlight's script for it
+            package=True,
             argv=(
                 *("{program}", "-I", "-u", "{launcher}", "--model", "{model_path}", "--host", "{host}"),
                 *("--port", "{port}", "--slots", "{slots}", "--alias", "{name}"),
@@ -155,6 +49,7 @@ LLAMA_CPP = Engine(
         ),
     ),
     install="pip install 'pilotlight[llama]', or put llama-server on the PATH",
+    synonyms={"-m": "model_path", "-a": "name", "-np": "slots", "-c": "context_tokens"},
     readiness_path="/health",  # 503 while it loads, then 200
     artifacts="file",
     slots=4,
@@ -173,6 +68,35 @@ LLAMA_CPP = Engine(
         excludes=("--cache-ram", "-cram", "--lora", "--lora-scaled"),
     ),
     closes_after_stream=True,  # although it answers Keep-Alive: timeout=5, max=100
+    behavior=Behavior(
+        ready_when="the model is loaded; 503 before",
+        cancellation="stops when the connection is closed",
+        stop="ends at once without requests. During a stream, tokens stop, and the connection stays open until the "
+        "next ping of the stream: 30 s, and longer with `--sse-ping-interval -1`",
+        memory="`--ctx-size` and `--parallel` (`--context-tokens` and `--slots` of the extra `llama`)",
+        adapter_loading="none; `POST /lora-adapters` changes the scales of loaded ones",
+        metrics=EngineMetrics(
+            needs="`--metrics`, which Pilotlight sets",
+            waiting=("llamacpp:requests_deferred",),
+            running=("llamacpp:requests_processing",),
+        ),
+        sleep=Sleep(
+            needs="`--sleep-idle-seconds`",
+            sleep="by itself, after that time",
+            wake="by the next request",
+            state="`GET /props`, `is_sleeping`",
+        ),
+        native_paths=(
+            *("/props", "/slots", "/slots/{id}", "/lora-adapters", "/completion", "/infill", "/apply-template"),
+            *("/models/load", "/models/unload"),
+        ),
+        notes="closes the connection after each stream, although it announces keep-alive",
+        tests="run",
+        sources=(
+            "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
+            "observed with xllamacpp and llama-server 11434",
+        ),
+    ),
 )
 
 EVERY_DIALECT = ("openai", "anthropic", "jina", "vllm")
@@ -194,6 +118,27 @@ VLLM = Engine(
         ),
     ),
     install="pip install vllm",
+    image="vllm/vllm-openai",
+    platforms=(
+        Platform(
+            name="Ascend",
+            image="quay.io/ascend/vllm-ascend",
+            source="https://docs.vllm.ai/projects/ascend/en/latest/getting_started/quick_start.html",
+        ),
+        Platform(
+            name="ROCm",
+            image="rocm/vllm",
+            env={"VLLM_ROCM_USE_AITER": "1"},
+            source="https://rocm.docs.amd.com/projects/ai-ecosystem/en/latest/optimization/vllm-v1-optimization.html",
+        ),
+        Platform(
+            name="Gaudi",
+            image="built from the Dockerfile of vllm-gaudi",
+            env={"OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
+            source="https://docs.vllm.ai/projects/gaudi/en/latest/getting_started/installation.html",
+        ),
+    ),
+    synonyms={"--model": "model_path"},
     artifacts="file-or-hf",
     slots=64,
     dialects=EVERY_DIALECT,  # rerank, score and tokenize, too
@@ -201,13 +146,43 @@ VLLM = Engine(
     pages=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"),
     takes_cache_salt=True,
+    behavior=Behavior(
+        ready_when="the model is loaded. It stays 200 while the engine sleeps",
+        cancellation="stops when the connection is closed; observed after 0.04 s of a stream",
+        stop="ends after 2.5 s without requests. During a stream, tokens stop and the connection stays open; the "
+        "process was still there after 60 s",
+        memory="`--gpu-memory-utilization`, a fraction of the device's whole memory",
+        adapter_loading="`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, with "
+        "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`",
+        metrics=EngineMetrics(
+            waiting=("vllm:num_requests_waiting",),
+            running=("vllm:num_requests_running",),
+            cache_use=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        ),
+        sleep=Sleep(
+            needs="`--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`",
+            sleep="`POST /sleep?level=1` (weights in host memory) or `level=2` (no weights)",
+            wake="`POST /wake_up`",
+            state="`GET /is_sleeping`",
+        ),
+        native_paths=(
+            *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/collective_rpc"),
+            *("/update_weights", "/init_weight_transfer_engine", "/release_kv_cache_memory", "/reset_prefix_cache"),
+            *("/scale_elastic_ep", "/abort_requests", "/server_info", "/load", "/invocations", "/adapters/{id}"),
+            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions/batch"),
+            *("/v1/responses/{id}", "/v1/responses/{id}/cancel"),
+        ),
+        notes="a request to a sleeping engine neither fails nor ends",
+        sources=("https://docs.vllm.ai/en/latest/", "observed with vLLM 0.32.0 on a CPU"),
+    ),
 )
 
 SGLANG = Engine(
     name="sglang",
     programs=(
         Program(
-            found="sglang",  # a Python that can import it
+            found="sglang",
+            package=True,
             argv=(
                 *("{program}", "-m", "sglang.launch_server", "--model-path", "{model_path}", "--host", "{host}"),
                 *("--port", "{port}", "--served-model-name", "{name}", "--max-running-requests", "{slots}"),
@@ -220,6 +195,10 @@ SGLANG = Engine(
         ),
     ),
     install="pip install sglang",
+    image="lmsysorg/sglang",
+    # Otherwise /health generates a token, and waits a second for it, which is as long as a probe may take.
+    env={"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"},
+    synonyms={"--model": "model_path"},
     artifacts="file-or-hf",
     slots=64,
     adapters=Adapters(words=("--enable-lora", "--lora-paths"), each="{adapter}={adapter_path}"),
@@ -227,12 +206,146 @@ SGLANG = Engine(
     pages=True,
     sized_by=("--mem-fraction-static", "--max-total-tokens"),
     takes_cache_salt=True,
+    behavior=Behavior(
+        ready_when="the server has started and answered its own first request; 503 before",
+        cancellation="stops when the connection is closed",
+        stop="completes running requests, and answers `/health` with 503 meanwhile",
+        memory="`--mem-fraction-static`, a fraction of the memory that is free at the start",
+        adapter_loading="`POST /load_lora_adapter`, `POST /unload_lora_adapter`",
+        metrics=EngineMetrics(
+            needs="`--enable-metrics`",
+            waiting=("sglang:num_queue_reqs",),
+            running=("sglang:num_running_reqs",),
+            cache_use=("sglang:token_usage",),
+        ),
+        sleep=Sleep(
+            needs="`--enable-memory-saver`",
+            sleep="`POST /release_memory_occupation`",
+            wake="`POST /resume_memory_occupation`",
+        ),
+        native_paths=(
+            *("/generate", "/encode", "/classify", "/flush_cache", "/release_memory_occupation"),
+            *("/resume_memory_occupation", "/load_lora_adapter", "/unload_lora_adapter", "/update_weights_from_disk"),
+            *("/update_weights_from_tensor", "/update_weights_from_distributed", "/get_weights_by_name"),
+            *("/set_internal_state", "/start_profile", "/stop_profile", "/open_session", "/close_session"),
+            *("/configure_logging", "/abort_request", "/pause_generation", "/continue_generation", "/server_info"),
+            *("/health_generate", "/vertex_generate", "/v1/responses/{id}", "/v1/responses/{id}/cancel"),
+        ),
+        sources=(
+            "https://docs.sglang.io/advanced_features/server_arguments.html",
+            "`sglang/srt/entrypoints/http_server.py` of SGLang 0.5.23",
+        ),
+    ),
+)
+
+TENSORRT_LLM = Engine(
+    name="tensorrt-llm",
+    programs=(
+        Program(
+            found="trtllm-serve",
+            argv=(
+                *("{program}", "serve", "{model_path}", "--host", "{host}", "--port", "{port}"),
+                *("--max_batch_size", "{slots}"),
+                ("--max_seq_len", "{context_tokens}"),
+                ("--tp_size", "{gpus}"),
+                ("--revision", "{revision}"),
+            ),
+        ),
+    ),
+    install="pip install tensorrt-llm",
+    image="nvcr.io/nvidia/tensorrt-llm/release",
+    env={"TRTLLM_RESPONSES_API_DISABLE_STORE": "1"},  # a stored response is known to one replica only
+    artifacts="file-or-hf",
+    dialects=("openai",),
+    slots=64,
+    pages=True,
+    sizes_itself=True,  # its flag is a fraction of what the weights leave free
+    behavior=Behavior(
+        ready_when="the model is loaded and its executor is alive: the server listens after the load",
+        cancellation="stops when the connection is closed; it looks once a second",
+        stop="stops serving, then shuts the executor down",
+        memory="whole devices or MIG slices: `--kv_cache_free_gpu_memory_fraction` is a fraction of what the weights "
+        "leave free",
+        metrics=EngineMetrics(
+            path="/prometheus/metrics",
+            needs="`return_perf_metrics: true` in the file of `--config`",
+            waiting=("trtllm_num_requests_waiting",),
+            running=("trtllm_num_requests_running",),
+            cache_use=("trtllm_kv_cache_utilization",),
+        ),
+        sleep=Sleep(sleep="`POST /release_memory`", wake="`POST /resume_memory`"),
+        native_paths=(
+            *("/release_memory", "/resume_memory", "/update_weights", "/server_info", "/perf_metrics"),
+            *("/kv_cache_events", "/v1/kv_cache_hints", "/steady_clock_offset", "/health_generate"),
+            "/v1/responses/{id}",
+        ),
+        notes="listens on IPv4 only; serves the model under the name of its folder",
+        sources=(
+            "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/commands/serve.py",
+            "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/serve/openai_server.py",
+        ),
+    ),
+)
+
+TRITON = Engine(
+    name="triton",
+    programs=(
+        Program(
+            found="tritonserver",
+            argv=(
+                *("{program}", "--model-repository={model_path}", "--model-control-mode=explicit"),
+                *("--load-model={name}", "--http-address={host}", "--http-port={port}"),
+                # Both would listen on ports of their own, which other replicas on the node need, too.
+                *("--allow-grpc=false", "--allow-metrics=false"),
+            ),
+        ),
+    ),
+    install="put tritonserver on the PATH",
+    image="nvcr.io/nvidia/tritonserver",
+    readiness_path="/v2/models/{name}/ready",
+    artifacts="file",
+    dialects=(),
+    slots=8,
+    sizes_itself=True,
+    behavior=Behavior(
+        ready_when="the model is loaded; 400 otherwise. `/v2/health/ready` is no readiness: 200 with nothing loaded, "
+        "400 after a failed load",
+        cancellation="documented for gRPC and the C API only, not for HTTP",
+        stop="waits for running requests, at most `--exit-timeout-secs` (30 s by default); 1.9 s without requests",
+        memory="the model's own configuration in the repository",
+        metrics=EngineMetrics(
+            needs="`--allow-metrics=true` and a port of its own, `--metrics-port`",
+            waiting=("nv_inference_pending_request_count", 'nv_trt_llm_request_metrics{request_type="waiting"}'),
+            running=('nv_trt_llm_request_metrics{request_type="scheduled"}',),
+            cache_use=('nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',),
+        ),
+        sleep=Sleep(
+            sleep="`POST /v2/repository/models/M/unload`",
+            wake="`POST /v2/repository/models/M/load`",
+            state="`GET /v2/models/M/ready`",
+        ),
+        native_paths=(
+            *("/v2", "/v2/health/ready", "/v2/repository/index", "/v2/repository/models/{id}/load"),
+            *("/v2/repository/models/{id}/unload", "/v2/models/{id}", "/v2/models/{id}/infer"),
+            *("/v2/models/{id}/generate", "/v2/models/{id}/generate_stream", "/v2/models/{id}/stats"),
+            *("/v2/models/{id}/config", "/v2/trace/setting", "/v2/logging"),
+            *("/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"),
+        ),
+        notes="the gateway does not translate requests for it yet, and rejects them with 400. If the model cannot be "
+        "loaded, the process ends with status 1. A load can hang in LOADING. `GET /v2/models/M/stats` has the times "
+        "in the queue on the port of the requests",
+        sources=(
+            "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/",
+            "observed with tritonserver 2.51.0 on a CPU",
+        ),
+    ),
 )
 
 OLLAMA = Engine(
     name="ollama",
     programs=(Program(found="ollama", argv=("{program}", "serve")),),
     install="install it from https://ollama.com/download",
+    image="ollama/ollama",
     env={
         "OLLAMA_HOST": "[{host}]:{port}",  # a pod's address may be IPv6; Go accepts both in brackets
         "OLLAMA_NUM_PARALLEL": "{slots}",
@@ -242,8 +355,165 @@ OLLAMA = Engine(
     },
     readiness_path="/",  # the server; the model itself is loaded by the first request
     artifacts="optional-file",
+    file_only=True,
     slots=4,
     sizes_itself=True,
+    behavior=Behavior(
+        ready_when="the server listens. Ollama has no health endpoint (`/health` is 404), and the first request loads "
+        "the model",
+        cancellation="stops when the connection is closed",
+        stop="ends after 2.0 s, with its runner",
+        memory="decided by Ollama; `OLLAMA_CONTEXT_LENGTH` and `OLLAMA_NUM_PARALLEL` change it",
+        sleep=Sleep(
+            sleep='`POST /api/generate` with `"keep_alive": 0`',
+            wake="`POST /api/generate` with the model only",
+            state="`GET /api/ps`, which still lists a model right after it was unloaded",
+        ),
+        native_paths=("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{id}"),
+        notes="its JSON ignores case in the names of members; it ignores the chat template of a GGUF file",
+        tests="deep",
+        sources=("https://github.com/ollama/ollama/blob/main/docs/api.md", "observed with Ollama 0.17.4 on a CPU"),
+    ),
+)
+
+TEI = Engine(
+    name="tei",
+    programs=(
+        Program(
+            found="text-embeddings-router",
+            argv=(
+                *("{program}", "--model-id", "{model_path}", "--hostname", "{host}", "--port", "{port}"),
+                *("--served-model-name", "{name}", "--max-concurrent-requests", "{slots}"),
+                ("--revision", "{revision}"),
+            ),
+        ),
+    ),
+    install="put text-embeddings-router on the PATH",
+    image="ghcr.io/huggingface/text-embeddings-inference",
+    synonyms={"-p": "port"},
+    artifacts="file-or-hf",
+    dialects=("openai",),
+    slots=512,
+    sizes_itself=True,
+    takes_stream_options=False,
+    behavior=Behavior(
+        ready_when="the model is loaded and its backend is healthy; 503 otherwise",
+        cancellation="unknown",
+        stop="completes running requests",
+        memory="decided by the engine; `--max-batch-tokens` changes it",
+        metrics=EngineMetrics(waiting=("te_queue_size",)),
+        native_paths=(
+            *("/info", "/embed", "/embed_all", "/embed_sparse", "/predict", "/rerank", "/similarity", "/decode"),
+            "/vertex",
+        ),
+        notes="embeddings only through `/v1/embeddings`; requests above `--max-concurrent-requests` get 429",
+        sources=(
+            "https://huggingface.co/docs/text-embeddings-inference/cli_arguments",
+            "https://github.com/huggingface/text-embeddings-inference/blob/main/router/src/http/server.rs",
+        ),
+    ),
+)
+
+INFINITY = Engine(
+    name="infinity",
+    programs=(
+        Program(
+            found="infinity_emb",
+            argv=(
+                *("{program}", "v2", "--model-id", "{model_path}", "--served-model-name", "{name}"),
+                *("--host", "{host}", "--port", "{port}", "--url-prefix", "/v1"),
+                ("--revision", "{revision}"),
+            ),
+        ),
+    ),
+    install="pip install 'infinity-emb[torch,server]'",
+    image="michaelf34/infinity",
+    env={"DO_NOT_TRACK": "1"},
+    artifacts="file-or-hf",
+    dialects=("openai", "jina"),
+    slots=32,
+    sizes_itself=True,
+    takes_stream_options=False,
+    behavior=Behavior(
+        ready_when="the model is loaded: the server listens after the load",
+        cancellation="unknown",
+        stop="ends after 2.1 s",
+        memory="decided by the engine; `--batch-size` changes it",
+        native_paths=("/v1/classify", "/v1/embeddings_image", "/v1/embeddings_audio", "/docs", "/openapi.json"),
+        notes="embeddings and `/v1/rerank`. It answers requests for an unknown model. The length of its queue is in "
+        "`GET /v1/models`, `stats.queue_absolute`, and in no metric",
+        sources=("`infinity_emb/cli.py` and `infinity_server.py` of infinity-emb 0.0.78", "observed on a CPU"),
+    ),
+)
+
+TRANSFORMERS = Engine(
+    name="transformers",
+    programs=(
+        Program(
+            found="transformers",
+            argv=("{program}", "serve", "{model_path}", "--host", "{host}", "--port", "{port}"),
+        ),
+    ),
+    install="pip install 'transformers[serving]'",
+    artifacts="file",
+    file_only=True,
+    named_by_path=True,  # a request with another name is rejected
+    dialects=("openai",),
+    slots=4,
+    sizes_itself=True,
+    takes_stream_options=False,
+    behavior=Behavior(
+        ready_when="the model is loaded: the server listens after the load",
+        cancellation="stops when the connection of a stream is closed",
+        stop="unknown",
+        memory="decided by the engine; `--cb-max-memory-percent` limits the cache of continuous batching",
+        native_paths=("/load_model", "/reset", "/v1/systemone"),
+        notes="`/v1/responses` streams by default; `model` in a response is the path of the weights, in version 5.19 "
+        "with `@main`. Continuous batching without `--cb-num-blocks` used 14 GB of host memory",
+        sources=("`transformers/cli/serve.py` of transformers 5.24", "observed with transformers 5.19 on a CPU"),
+    ),
+)
+
+SPEACHES = Engine(
+    name="speaches",
+    programs=(
+        Program(
+            found="speaches",
+            package=True,
+            argv=(
+                *("{program}", "-m", "uvicorn", "--factory", "speaches.main:create_app"),
+                *("--host", "{host}", "--port", "{port}"),
+            ),
+        ),
+    ),
+    install="install it from https://github.com/speaches-ai/speaches",
+    image="ghcr.io/speaches-ai/speaches",
+    env={
+        "WHISPER__NUM_WORKERS": "{slots}",
+        "STT_MODEL_TTL": "-1",  # the autoscaler decides when it stops, not its own timer
+        "TTS_MODEL_TTL": "-1",
+        "WHISPER__TTL": "-1",  # the name in older versions
+        "ENABLE_UI": "false",
+        "HF_HUB_CACHE": ("{model_path}",),  # a file:// artifact is a cache folder of the Hub
+    },
+    readiness_path="/v1/models/{name}",
+    artifacts="optional-file",
+    file_only=True,
+    dialects=("openai",),
+    slots=1,
+    sizes_itself=True,
+    takes_stream_options=False,
+    behavior=Behavior(
+        ready_when="the model is in its cache; 404 otherwise. `/health` is 200 without any model. The first request "
+        "loads the model",
+        cancellation="unknown",
+        stop="unknown",
+        memory="decided by the engine; `WHISPER__COMPUTE_TYPE` changes it",
+        native_paths=("/api/pull/{id}", "/api/ps/{id}", "/v1/registry", "/v1/realtime", "/v1/audio/voices"),
+        notes="transcription with faster-whisper, and speech. Clients name the model by its repository at the Hub. It "
+        "forwards chat completions to `CHAT_COMPLETION_BASE_URL`",
+        sources=("https://speaches.ai/configuration/", "`src/speaches/routers/` of the repository"),
+    ),
 )
 
 COMMAND = Engine(
@@ -253,6 +523,14 @@ COMMAND = Engine(
     dialects=EVERY_DIALECT,
     takes_stream_options=False,
     adapters=Adapters(served_name="{adapter}"),
+    behavior=Behavior(
+        ready_when="defined by the program",
+        cancellation="the connection is closed",
+        stop="SIGTERM, after 10 s SIGKILL",
+        memory="`{memory_bytes}` in the command",
+        tests="run",
+        sources=("[Use any program as an engine](../how-to/engines-command.md)",),
+    ),
 )
 """The program that the Model's `command` starts. Its API dialects are unknown, so all are allowed. It loads its
 adapters itself and serves them under their own names.
@@ -262,7 +540,10 @@ _TAKES_STREAM_OPTIONS = re.compile(
 )
 """A program, module or image in a command line that is known to accept `stream_options`."""
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}
+_ALL = (
+    LLAMA_CPP, VLLM, SGLANG, TENSORRT_LLM, TRITON, OLLAMA, TEI, INFINITY, TRANSFORMERS, SPEACHES, COMMAND,
+)  # fmt: skip
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
 
 
 def takes_stream_options(engine: Engine, command: tuple[str, ...]) -> bool:

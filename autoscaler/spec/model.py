@@ -25,7 +25,10 @@ from autoscaler.spec.quantity import Bytes, BytesOrAuto
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 Priority = Annotated[int, Meta(ge=-1_000_000_000, le=1_000_000_000)]
 Auto = Literal["auto"]
-EngineName = Literal["vllm", "sglang", "llama.cpp", "ollama", "command"]
+EngineName = Literal[
+    "vllm", "sglang", "tensorrt-llm", "triton", "llama.cpp", "ollama", "tei", "infinity", "transformers", "speaches",
+    "command",
+]  # fmt: skip
 
 IDLE_AUTO_S = (60.0, 900.0)
 """The bounds of `idleSeconds: auto`, which is 10 times the median start time."""
@@ -144,7 +147,7 @@ class ModelSpec(Part, frozen=True):
     engine: EngineName
     """The engine that serves the Model."""
     artifact: str | None = None
-    """The weights, for example `file:///models/a.gguf`. llama.cpp, vllm and sglang require one."""
+    """The weights, for example `file:///models/a.gguf`. All engines but ollama, speaches and command require one."""
     allow_unsafe: bool = False
     """Whether code and pickled weights are accepted. Both may run programs when they are loaded."""
     aliases: tuple[str, ...] = ()

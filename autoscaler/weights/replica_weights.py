@@ -20,7 +20,7 @@ from autoscaler.agent_contract import (
 )
 from autoscaler.documents.document_rules import ADAPTER_PATH
 from autoscaler.queries.agent_reports import is_report_fresh
-from autoscaler.spec.engines import EngineError
+from autoscaler.spec.engine_definition import EngineError
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, NodeAgentStatus, Replica, World
 from autoscaler.text import format_size

@@ -48,7 +48,12 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.leader_election import Elector
 
-IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama", "sglang": "python3"}
+IN_IMAGES = {
+    program.found: "python3" if program.package else program.found
+    for engine in engines.ENGINES.values()
+    for program in engine.programs
+    if program.found != "xllamacpp"  # its launcher is a file of this machine
+}
 """Engine programs in the engines' own images."""
 
 
@@ -354,5 +359,7 @@ def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED
 def require_image(model: Model) -> str:
     """Return the image of its pods. Raises EngineError."""
     if not model.spec.image:
-        raise engines.EngineError(f"Model {model.name}: spec.image is not set: set it to an image with the engine")
+        image = engines.ENGINES[model.spec.engine].image
+        fix = "set it to an image with the engine" + (f", such as {image}" if image else "")
+        raise engines.EngineError(f"Model {model.name}: spec.image is not set: {fix}")
     return model.spec.image

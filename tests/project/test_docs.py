@@ -23,7 +23,7 @@ from autoscaler.providers.redfish import planning
 from autoscaler.server.metrics import Metrics
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings
 from autoscaler.state.world import World
-from docs import commands, draw_call, states
+from docs import commands, draw_call, engines, states
 from gateway.telemetry import Telemetry
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.cli.main import cli
@@ -179,6 +179,10 @@ def test_documented_probe_intervals_match_the_code() -> None:
 
 def test_reference_of_command_options_equals_the_generated_one() -> None:
     assert commands.PAGE.read_text() == commands.page(), "run `.venv/bin/python -m docs.commands`"
+
+
+def test_reference_of_engines_equals_the_generated_one() -> None:
+    assert engines.PAGE.read_text() == engines.page(), "run `.venv/bin/python -m docs.engines`"
 
 
 def test_documented_cold_start_diagram_equals_the_generated_one() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import chart, commands, custom_resources, error_codes
+from docs import chart, commands, custom_resources, engines, error_codes
 from scripts import gates
 
 
@@ -104,7 +104,7 @@ def test_architecture_page_with_too_many_lines_is_reported_by_the_gates() -> Non
 def test_generated_page_has_no_size_limit_and_a_missing_page_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     generated = {
         str(page.relative_to(gates.ROOT))
-        for page in (chart.PAGE, commands.PAGE, custom_resources.PAGE, error_codes.PAGE)
+        for page in (chart.PAGE, commands.PAGE, custom_resources.PAGE, engines.PAGE, error_codes.PAGE)
     }
     assert generated == gates.GENERATED_PAGES
     assert [found for page in generated for found in gates.page_too_long(page, b"x" * 100_000)] == []

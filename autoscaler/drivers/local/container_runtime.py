@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from autoscaler.drivers.local.replica_processes import MARK
-from autoscaler.spec.engines import EngineError
+from autoscaler.spec.engine_definition import EngineError
 
 RUNTIMES = frozenset({"docker", "podman", "nerdctl"})
 """Programs with Docker's command line."""

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+from autoscaler.spec.engines import ENGINES
+
 CHECK_S_MAX = 60.0
 """Timeout of the check below, which takes 0.1 s without a GPU."""
 _DEVICES = "import xllamacpp; print(*(one['type'].name for one in xllamacpp.get_device_info()))"
@@ -19,9 +21,10 @@ _DEVICES = "import xllamacpp; print(*(one['type'].name for one in xllamacpp.get_
 
 def find_installed_programs() -> dict[str, str]:
     """Return name -> path, as `build_launch_command` expects; engines in Python packages are found in this Python."""
-    programs = {name: shutil.which(name) for name in ("llama-server", "vllm", "ollama")}
-    packages = {name: sys.executable for name in ("xllamacpp", "sglang") if find_spec(name)}
-    return {name: path for name, path in programs.items() if path} | packages
+    programs = [program for engine in ENGINES.values() for program in engine.programs]
+    paths = {one.found: shutil.which(one.found) for one in programs if not one.package}
+    packages = {one.found: sys.executable for one in programs if one.package and find_spec(one.found)}
+    return {name: path for name, path in paths.items() if path} | packages
 
 
 def computes_on_cpu_only(python: str) -> bool:

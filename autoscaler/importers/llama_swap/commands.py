@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autoscaler.importers.decode import CommandLine, parse_count, split_command
 from autoscaler.importers.result import ConversionError, Sketch
-from autoscaler.spec.engines import PLACEHOLDER
+from autoscaler.spec.engine_definition import PLACEHOLDER
 
 PORT = "{port}"
 

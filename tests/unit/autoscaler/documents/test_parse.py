@@ -19,6 +19,7 @@ from autoscaler.documents.partial_decoding import read_known_keys
 from autoscaler.documents.render import to_yaml
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact_name import IMAGE_WANTED
+from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import EngineTls
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Tls
@@ -159,8 +160,9 @@ def test_artifact_with_nul_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("engine", "artifact", "line"),
     [
-        ("triton", "file:///a", "spec.engine: is not supported yet in this version"),
-        ("vlm", "file:///a", "spec.engine: expected one of command, llama.cpp, ollama, sglang, vllm"),
+        ("external", "file:///a", "spec.engine: is not supported yet in this version"),
+        ("vlm", "file:///a", f"spec.engine: expected one of {', '.join(sorted(ENGINES))}"),
+        ("speaches", "s3://abc/a", "spec.artifact: s3:// is not supported yet in this version for engine speaches"),
         ("ollama", "oci://r.io/a:1", "spec.artifact: oci:// is not supported yet in this version for engine ollama"),
         ("llama.cpp", "oci://r.io/A:1", f"spec.artifact: {IMAGE_WANTED}"),
         ("vllm", "oci://r.io/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
@@ -187,6 +189,71 @@ def test_env_variable_that_sets_the_engine_listen_address_is_rejected() -> None:
         "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight to the listening address: remove it"
     )
     parse_documents([("x", model("env: {OLLAMA_HOST: 'x:1'}")), ("y", model("env: {A: b}", name="b"))])
+
+
+@pytest.mark.parametrize(
+    ("engine", "spec", "line"),
+    [
+        ("vllm", "args: [--seed, '1', --port=9]", "spec.args[2]: --port is set by Pilotlight: remove it"),
+        ("vllm", "args: [--model, /x]", "spec.args[0]: --model is set by Pilotlight: use spec.artifact"),
+        (
+            "vllm",
+            "args: [--served_model_name, x]",
+            "spec.args[0]: --served_model_name is set by Pilotlight: use metadata.name or spec.aliases",
+        ),
+        (
+            "vllm",
+            "contextTokens: 8, args: [--max-model-len=8]",
+            "spec.args[0]: --max-model-len is set by Pilotlight: use spec.contextTokens",
+        ),
+        (
+            "sglang",
+            "args: [--max-running-requests, '8']",
+            "spec.args[0]: --max-running-requests is set by Pilotlight: use spec.slots",
+        ),
+        (
+            "tensorrt-llm",
+            "args: [--max_batch_size, '8']",
+            "spec.args[0]: --max_batch_size is set by Pilotlight: use spec.slots",
+        ),
+        ("llama.cpp", "args: [-np, '-1']", "spec.args[0]: -np is set by Pilotlight: use spec.slots"),
+        ("llama.cpp", "args: [--slots, '8']", "spec.args[0]: --slots is set by Pilotlight: use spec.slots"),
+        ("triton", "args: [--http-port=1]", "spec.args[0]: --http-port is set by Pilotlight: remove it"),
+        ("tei", "args: [-p, '1']", "spec.args[0]: -p is set by Pilotlight: remove it"),
+        ("infinity", "args: [--model-id, x]", "spec.args[0]: --model-id is set by Pilotlight: use spec.artifact"),
+        ("transformers", "args: [--host=h]", "spec.args[0]: --host is set by Pilotlight: remove it"),
+        ("speaches", "args: [--port, '1']", "spec.args[0]: --port is set by Pilotlight: remove it"),
+        (
+            "ollama",
+            "env: {OLLAMA_NUM_PARALLEL: '2'}",
+            "spec.env.OLLAMA_NUM_PARALLEL: is set by Pilotlight: use spec.slots",
+        ),
+        ("speaches", "env: {HF_HUB_CACHE: /x}", "spec.env.HF_HUB_CACHE: is set by Pilotlight: use spec.artifact"),
+        (
+            "tensorrt-llm",
+            "gpu: {memory: auto}",
+            "spec.gpu.memory: engine tensorrt-llm cannot be limited to what it needs: remove it, or set a size",
+        ),
+    ],
+)
+def test_argument_or_variable_that_pilotlight_sets_is_rejected(engine: str, spec: str, line: str) -> None:
+    assert wrong(model(spec, engine=engine, artifact="file:///a")) == f"a.yaml: Model a: {line}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "spec", "artifact"),
+    [
+        ("vllm", "args: [--max-model-len=8, --gpu-memory-utilization=0.5]", "file:///a"),
+        ("vllm", "gpu: {count: 4}, args: [--tensor-parallel-size=2, --pipeline-parallel-size=2]", "file:///a"),
+        ("llama.cpp", "args: [--slots, --mlock]", "file:///a"),
+        ("llama.cpp", "args: [--mlock, --slots]", "file:///a"),
+        ("llama.cpp", "args: [--ctx-checkpoints=8, --ctx-size, '512', --gpu-layers, '9']", "file:///a"),
+        ("ollama", "env: {OLLAMA_MODELS: /x, OLLAMA_KEEP_ALIVE: 5m, OLLAMA_CONTEXT_LENGTH: '8'}", ""),
+        ("command", "args: [--port, '1'], command: [x, '{port}']", ""),
+    ],
+)
+def test_argument_that_pilotlight_leaves_to_the_model_is_accepted(engine: str, spec: str, artifact: str) -> None:
+    parse_documents([("a", model(spec, engine=engine, artifact=artifact))])
 
 
 @pytest.mark.parametrize(

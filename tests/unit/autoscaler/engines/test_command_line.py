@@ -150,6 +150,65 @@ def test_ollama_is_configured_by_environment_variables() -> None:
     assert start(model("ollama", artifact="file:///store"), "ollama").env["OLLAMA_MODELS"] == "/store"
 
 
+def test_sglang_health_endpoint_does_not_generate_a_token() -> None:
+    """With generation it takes at least one second, which is the time limit of a probe."""
+    got = start(model("sglang"), "sglang")
+    assert got.env == {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+    assert got.readiness_path == "/health"
+
+
+def test_trtllm_serve_gets_slots_context_and_devices() -> None:
+    got = start(model("tensorrt-llm", artifact="hf://o/n@r", context_tokens=512, gpu=Gpu(count=2)), "trtllm-serve")
+    assert " ".join(got.argv) == (
+        "/bin/trtllm-serve serve o/n --host 127.0.0.1 --port 9000 --max_batch_size 8 --max_seq_len 512 --tp_size 2"
+        " --revision r"
+    )
+    assert (got.env, got.readiness_path) == ({"TRTLLM_RESPONSES_API_DISABLE_STORE": "1"}, "/health")
+
+
+def test_triton_loads_one_model_and_its_readiness_path_names_it() -> None:
+    got = start(model("triton", artifact="file:///repo", args=("--log-verbose=1",)), "tritonserver")
+    assert " ".join(got.argv) == (
+        "/bin/tritonserver --model-repository=/repo --model-control-mode=explicit --load-model=m"
+        " --http-address=127.0.0.1 --http-port=9000 --allow-grpc=false --allow-metrics=false --log-verbose=1"
+    )
+    assert got.readiness_path == "/v2/models/m/ready"
+    assert start(model("triton", readiness_path="/x"), "tritonserver").readiness_path == "/x"
+
+
+def test_text_embeddings_router_gets_the_served_name_and_the_slots() -> None:
+    got = start(model("tei", artifact="hf://org/n@rev"), "text-embeddings-router")
+    assert " ".join(got.argv) == (
+        "/bin/text-embeddings-router --model-id org/n --hostname 127.0.0.1 --port 9000 --served-model-name m"
+        " --max-concurrent-requests 8 --revision rev"
+    )
+    assert got.readiness_path == "/health"
+
+
+def test_infinity_serves_below_v1_while_its_readiness_path_is_not() -> None:
+    got = start(model("infinity"), "infinity_emb")
+    assert " ".join(got.argv) == (
+        "/bin/infinity_emb v2 --model-id /w/m.gguf --served-model-name m --host 127.0.0.1 --port 9000 --url-prefix /v1"
+    )
+    assert (got.env, got.readiness_path) == ({"DO_NOT_TRACK": "1"}, "/health")
+
+
+def test_transformers_serve_is_pinned_to_the_path_of_the_weights() -> None:
+    got = start(model("transformers", artifact="file:///w/m"), "transformers")
+    assert " ".join(got.argv) == "/bin/transformers serve /w/m --host 127.0.0.1 --port 9000"
+    assert got.readiness_path == "/health"
+
+
+def test_speaches_keeps_models_loaded_and_is_ready_with_its_model() -> None:
+    got = start(model("speaches", artifact="file:///cache", args=("--log-level", "info")), "speaches")
+    assert " ".join(got.argv) == (
+        "/bin/speaches -m uvicorn --factory speaches.main:create_app --host 127.0.0.1 --port 9000 --log-level info"
+    )
+    assert got.readiness_path == "/v1/models/m"
+    assert (got.env["STT_MODEL_TTL"], got.env["WHISPER__NUM_WORKERS"], got.env["HF_HUB_CACHE"]) == ("-1", "8", "/cache")
+    assert "HF_HUB_CACHE" not in start(model("speaches", artifact=None), "speaches").env
+
+
 @pytest.mark.parametrize(
     ("word", "got"),
     [

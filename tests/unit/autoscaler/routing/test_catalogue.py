@@ -53,6 +53,20 @@ def test_cache_salt_is_enabled_only_for_supporting_engines(
 
 
 @pytest.mark.parametrize(
+    ("engine", "artifact", "served"),
+    [
+        ("transformers", "file:///w/m", "/w/m"), ("transformers", "pvc://claim/m", "/weights/m"),
+        ("vllm", "file:///w/m", "a"),
+    ],
+)  # fmt: skip
+def test_request_names_the_weights_if_the_engine_serves_them_by_path(
+    engine: Literal["transformers", "vllm"], artifact: str, served: str
+) -> None:
+    spec = ModelSpec(engine=engine, artifact=artifact)
+    assert model_entry(Model(name=ModelName("a"), spec=spec)).served_name == served
+
+
+@pytest.mark.parametrize(
     ("engine", "command", "takes"),
     [
         ("llama.cpp", (), True), ("vllm", (), True), ("sglang", (), True), ("ollama", (), True), ("command", (), False),

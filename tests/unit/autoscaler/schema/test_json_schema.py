@@ -35,7 +35,7 @@ def test_example_documents_match_the_schemas() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [{}, {"engine": "tei"}, {"engine": "vllm", "x": 1}, {"engine": "vllm", "gpu": {"memory": "1GB"}}]
+    "spec", [{}, {"engine": "external"}, {"engine": "vllm", "x": 1}, {"engine": "vllm", "gpu": {"memory": "1GB"}}]
 )
 def test_invalid_model_fails_schema_validation(spec: dict[str, object]) -> None:
     document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": "a"}, "spec": spec}

@@ -139,8 +139,9 @@ def test_kv_cache_is_split_evenly_across_several_devices(tmp_path: Path) -> None
     assert part(two, "activation") == part(one, "activation")
 
 
-def test_engines_with_paged_cache_are_those_marked_in_the_registry() -> None:
-    assert {name for name, engine in ENGINES.items() if engine.pages} == PAGED
+def test_paged_engines_are_those_with_a_memory_fraction_in_their_command() -> None:
+    argvs = {name: str([program.argv for program in engine.programs]) for name, engine in ENGINES.items()}
+    assert {name for name, argv in argvs.items() if "{memory_fraction}" in argv} == PAGED
 
 
 def test_model_with_memory_auto_gets_a_memory_fraction_limit(tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ async def test_reserved_spec_fields_are_rejected_instead_of_dropped(served: Api,
     [
         ({"aliases": ["x", "x"]}, 'spec.aliases[1]: Duplicate value: "x"'),
         ({"adapters": [{"name": "x", "artifact": "file:///x"}] * 2}, "spec.adapters[1]: Duplicate value"),
-        ({"engine": "tei"}, 'spec.engine: Unsupported value: "tei"'),
+        ({"engine": "external"}, 'spec.engine: Unsupported value: "external"'),
         ({"queue": {"bytesMax": "1GB"}}, "spec.queue.bytesMax"),
         ({"idleSeconds": "soon"}, "spec.idleSeconds"),
         ({"idleSeconds": -1}, "spec.idleSeconds"),

@@ -19,7 +19,7 @@ from autoscaler.drivers.local.container_runtime import (
     read_container_run,
     with_destination,
 )
-from autoscaler.spec.engines import EngineError
+from autoscaler.spec.engine_definition import EngineError
 
 
 @pytest.mark.parametrize(
