@@ -23,6 +23,7 @@ from autoscaler.spec.yaml import YamlError, parse_yaml
 
 P = TypeVar("P", bound=Part)
 UNKNOWN = "this import does not support the key"
+_OPERATORS = re.compile(r"[;&|<>`$()]")
 
 
 def read_mapping(value: object, at: Path) -> Document:
@@ -59,6 +60,19 @@ def simplify_number(value: float) -> int | float:
 def split_command(text: str) -> list[str]:
     """Return the words of a command, as a shell splits it. Raises ValueError, for example for an open quote."""
     return shlex.split(text)
+
+
+def unwrap_shell(words: list[str]) -> list[str]:
+    """Return the words of the one program that `sh -c` starts, or the same words if the script does more."""
+    shell, option, script = words if len(words) == 3 else ("", "", "")
+    if shell.rpartition("/")[2] not in {"sh", "bash"} or option not in {"-c", "-lc", "-ec"}:
+        return words
+    if not script or _OPERATORS.search(script):
+        return words
+    try:
+        return split_command(script.replace("\\\n", " "))
+    except ValueError:
+        return words
 
 
 def simplify_name(text: str) -> str:

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
-
-from msgspec import Meta
 
 from autoscaler.importers.decode import (
     CommandLine,
@@ -26,12 +23,22 @@ from autoscaler.importers.decode import (
     read_part,
     simplify_name,
     simplify_number,
-    split_command,
+    unwrap_shell,
 )
 from autoscaler.importers.kubeai.models import Source, write_vllm_spec
-from autoscaler.importers.pod_template import REPLICAS_MAX, convert_environment, keep_own, read_name, write_resources
+from autoscaler.importers.pod_template import (
+    REPLICAS_MAX,
+    Container,
+    Count,
+    PodSpec,
+    convert_environment,
+    keep_own,
+    read_name,
+    write_pod,
+    write_resources,
+)
 from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
-from autoscaler.spec.decode import Part, Path, WrongKeyError
+from autoscaler.spec.decode import Path, WrongKeyError
 
 API_VERSION = "serving.knative.dev/v1"
 SCALING, SERVING = "autoscaling.knative.dev/", "serving.knative.dev/"
@@ -43,42 +50,15 @@ LLAMA_SERVER = "/app/llama-server"
 """The entry point of llama.cpp's images."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_OPERATORS = re.compile(r"[;&|<>`$()]")
-
-Count = Annotated[int, Meta(ge=0)]
-Objects = tuple[dict[str, object], ...]
 
 
-class Container(Part, frozen=True):
-    """A container of a revision."""
-
-    name: str = ""
-    image: str = ""
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    env: Objects = ()
-    ports: Objects = ()
-    resources: dict[str, object] = {}
-    volume_mounts: Objects = ()
-    readiness_probe: dict[str, object] = {}
-
-
-class Revision(Part, frozen=True):
+class Revision(PodSpec, frozen=True):
     """The spec of a revision."""
 
-    containers: tuple[dict[str, object], ...]
     container_concurrency: Count = 0
     timeout_seconds: Count = 0
     response_start_timeout_seconds: Count = 0
     idle_timeout_seconds: Count = 0
-    service_account_name: str = ""
-    image_pull_secrets: Objects = ()
-    node_selector: dict[str, object] = {}
-    tolerations: Objects = ()
-    volumes: Objects = ()
-    runtime_class_name: str = ""
-    priority_class_name: str = ""
-    scheduler_name: str = ""
 
 
 REASONS = {
@@ -131,7 +111,7 @@ def _service(whole: Document) -> ConversionResult:
         _containers(revision, at, sketch)
     except ConversionError as error:
         return sketch.refused(str(error))
-    _pod(revision, sketch)
+    write_pod(revision, sketch)
     text = f"clients use the address of the gateway, and request the Model {name} or one of its aliases"
     return sketch.taken()._replace(about=(text,))
 
@@ -207,7 +187,7 @@ def _containers(revision: Revision, at: Path, sketch: Sketch) -> None:
     port = next((one["containerPort"] for one in chosen.ports if "containerPort" in one), PORT_DEFAULT)
     write_resources(chosen.resources, ("resources",), sketch)
     words = [re.sub(r"\$\(PORT\)", PORT, word) for word in (*chosen.command, *chosen.args)]
-    words = _shell_words(words) if words[:1] and words[0].rpartition("/")[2] in {"sh", "bash"} else words
+    words = unwrap_shell(words)
     is_vllm = "vllm" in chosen.image or any("vllm" in word for word in words)
     arguments = _vllm_arguments(words, is_entry_point=not chosen.command) if is_vllm else None
     if arguments is not None:
@@ -225,17 +205,6 @@ def _containers(revision: Revision, at: Path, sketch: Sketch) -> None:
         sketch.spec["readinessPath"] = path
     elif chosen.readiness_probe and path is None:
         sketch.tell("readinessProbe", "the engine is ready when GET /health returns 200; set spec.readinessPath")
-
-
-def _shell_words(words: list[str]) -> list[str]:
-    """Return the words of the one program that `sh -c` starts, or the same words if the script does more."""
-    script = words[2] if len(words) == 3 and words[1] in {"-c", "-lc", "-ec"} else ""
-    if not script or _OPERATORS.search(script):
-        return words
-    try:
-        return split_command(script.replace("\\\n", " "))
-    except ValueError:
-        return words
 
 
 def _vllm_arguments(words: list[str], *, is_entry_point: bool) -> list[str] | None:
@@ -316,18 +285,3 @@ def _command(words: list[str], container: Container, port: str, sketch: Sketch) 
         words[1:1] = ["--host", "0.0.0.0", "--port", PORT]  # noqa: S104  in a pod
     last = max(position for position, word in enumerate(words) if PORT in word)
     sketch.spec |= {"engine": "command", "command": words[: last + 1], "args": words[last + 1 :]}
-
-
-def _pod(revision: Revision, sketch: Sketch) -> None:
-    """Convert the fields of the pod."""
-    fields: Document = {
-        "nodeSelector": revision.node_selector,
-        "tolerations": list(revision.tolerations),
-        "volumes": list(revision.volumes),
-        "imagePullSecrets": list(revision.image_pull_secrets),
-        "serviceAccountName": revision.service_account_name,
-        "runtimeClassName": revision.runtime_class_name,
-        "priorityClassName": revision.priority_class_name,
-        "schedulerName": revision.scheduler_name,
-    }
-    sketch.pod |= {key: value for key, value in fields.items() if value}

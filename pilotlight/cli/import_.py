@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from autoscaler.documents.document_types import DocumentError
-from autoscaler.importers import knative, lingo, ollama, ollama_operator
+from autoscaler.importers import knative, lingo, ollama, ollama_operator, triton_inference
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_json, to_yaml
@@ -30,6 +30,7 @@ MODELS_MAX = 10_000
 """Maximum number of models in one store."""
 STDIN = Path("-")
 MODELFILE = "Modelfile"
+KINDS = ("knative", "kubeai", "lingo", "llama-swap", "ollama", "ollama-operator", "triton-inference")
 EXAMPLE = "pilotlight import kubeai models.yaml"
 
 
@@ -41,7 +42,7 @@ class Store(NamedTuple):
 
 
 @click.command("import", epilog=f"Example: {EXAMPLE}")
-@click.argument("kind", type=click.Choice(["knative", "kubeai", "lingo", "llama-swap", "ollama", "ollama-operator"]))
+@click.argument("kind", type=click.Choice(KINDS))
 @click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path, allow_dash=True), metavar="FILE...")
 @click.option(
     "--output",
@@ -56,9 +57,9 @@ class Store(NamedTuple):
 def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
     """Convert other programs' configuration to Pilotlight's documents, and print them.
 
-    FILE: manifests of KubeAI's Models (and its chart's values), of Knative's Services, of ollama-operator's Models, or
-    of Deployments with Lingo's annotations, llama-swap's config.yaml, a Modelfile or Ollama's folder; `-` reads
-    standard input. The exit status is 1 if a model was not converted.
+    FILE: manifests of KubeAI's Models (and its chart's values), of Knative's Services, of ollama-operator's Models, of
+    Inferences that run Triton, or of Deployments with Lingo's annotations, llama-swap's config.yaml, a Modelfile or
+    Ollama's folder; `-` reads standard input. The exit status is 1 if a model was not converted.
     """
     if name and (kind != "ollama" or len(files) != 1):
         raise click.UsageError("--name requires exactly one Modelfile")
@@ -91,6 +92,7 @@ def _converted(kind: str, files: Sequence[Path], name: str) -> list[ConversionRe
         "knative": knative.convert_services,
         "lingo": lingo.convert_workloads,
         "ollama-operator": ollama_operator.convert_models,
+        "triton-inference": triton_inference.convert_inferences,
     }[kind]
     return convert(sources)
 
