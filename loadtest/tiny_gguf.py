@@ -143,4 +143,7 @@ def _typed(value: Value) -> bytes:
 
 
 if __name__ == "__main__":
-    make_model(sys.argv[1], sys.argv[2])
+    try:
+        make_model(sys.argv[1], sys.argv[2])
+    except ValueError as error:
+        sys.exit(f"tiny_gguf: {error}")

@@ -135,7 +135,7 @@ def model_route(
         capacity_wait_s=None if state == "ready" else _capacity_wait_s(unmet.get(model)),
         phases_ms=last_phases_ms(replicas),
         others_wait=bool(load.waiting_at - {gateway}),
-        refusal=None if state == "ready" else _refusal(history, _capacity_refusal(world, unmet, model), now_s),
+        refusal=None if state == "ready" else _refusal(model, history, _capacity_refusal(world, unmet, model), now_s),
     )
 
 
@@ -145,7 +145,7 @@ def _faulty_route(
     """Route of a quarantined model. It reads neither document nor history, since either may cause the exception."""
     ready = any(replica.state is S.READY for replica in replicas)
     retry_s = min(max(world.learned.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
-    message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
+    message = f"The model is quarantined because of an internal error (see `pilotlight explain model {model}`)."
     load = world.loads.get(model) or ModelLoad()
     return ModelRoute(
         model=model,
@@ -267,11 +267,11 @@ def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_
     return max(0.0, median_s - (now_s - min(begun_s))) if begun_s else median_s
 
 
-def _refusal(history: History, capacity_refusal: Refusal | None, now_s: float) -> Refusal | None:
+def _refusal(name: ModelName, history: History, capacity_refusal: Refusal | None, now_s: float) -> Refusal | None:
     """Why requests are rejected at once. Texts are for clients; internal causes are shown by `explain`."""
     if history.refused_until_s:
         retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
-        message = "The model failed to start (see `pilotlight explain model NAME`)."
+        message = f"The model failed to start (see `pilotlight explain model {name}`)."
         return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s, should_retry=False)
     return capacity_refusal
 
@@ -291,7 +291,7 @@ def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: Mode
     if missing is None:
         return None
     if missing.never:
-        message = "The model fits on no device of this installation (see `pilotlight explain model NAME`)."
+        message = f"The model fits on no device of this installation (see `pilotlight explain model {name}`)."
         return Refusal(code="no_capacity", message=message, retry_after_s=NO_CAPACITY_RETRY_S, should_retry=False)
     if missing.ready_s is None or model is None or missing.ready_s <= model.spec.queue.wait_seconds_max:
         return None

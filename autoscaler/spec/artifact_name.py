@@ -23,7 +23,7 @@ IMAGE_WANTED = "expected oci://registry/repository:tag or ...@sha256:DIGEST, the
 STORED = {
     "oci": (REGISTRY, IMAGE_WANTED),
     "hf": (HUB_CHOSEN, "expected hf://org/name@revision"),
-    "s3": (BUCKET, "expected s3://bucket/key or s3://bucket/prefix/"),
+    "s3": (BUCKET, "expected s3://bucket/key or s3://bucket/prefix/, with a bucket of 3 to 63 characters"),
 }
 """Scheme -> its pattern and the expected form. A node's store pulls these artifacts, unless the engine fetches them
 itself (`autoscaler.weights.desired`).

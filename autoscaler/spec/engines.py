@@ -48,7 +48,7 @@ LLAMA_CPP = Engine(
             env={"LLAMA_ARG_CTX_CHECKPOINTS": str(CHECKPOINTS), "LLAMA_ARG_CACHE_RAM": "0"},
         ),
     ),
-    install="pip install 'pilotlight[llama]', or put llama-server on the PATH",
+    install="pip install xllamacpp, or put llama-server on the PATH",
     synonyms={"-m": "model_path", "-a": "name", "-np": "slots", "-c": "context_tokens"},
     readiness_path="/health",  # 503 while it loads, then 200
     artifacts="file",

@@ -79,7 +79,7 @@ def check_engines(found: Mapping[str, str]) -> Finding:
     """Check that an engine program is installed."""
     if found:
         return Finding("engines", "ok", ", ".join(sorted(found)))
-    fix = "pip install 'pilotlight[llama]', or put llama-server, vllm or ollama on the PATH"
+    fix = "pip install xllamacpp, or put llama-server, vllm or ollama on the PATH"
     return Finding("engines", "blocker", "no engine is installed; only Models of engine `command` can start", fix)
 
 

@@ -167,7 +167,11 @@ def test_artifact_with_nul_is_rejected() -> None:
         ("llama.cpp", "oci://r.io/A:1", f"spec.artifact: {IMAGE_WANTED}"),
         ("vllm", "oci://r.io/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
         ("ollama", "hf://a/b", "spec.artifact: hf:// is not supported yet in this version for engine ollama"),
-        ("llama.cpp", "s3://Bucket/a", "spec.artifact: expected s3://bucket/key or s3://bucket/prefix/"),
+        (
+            "llama.cpp",
+            "s3://Bucket/a",
+            "spec.artifact: expected s3://bucket/key or s3://bucket/prefix/, with a bucket of 3 to 63 characters",
+        ),
         ("llama.cpp", "hf://a/b?exclude=c", "spec.artifact: expected hf://org/name@revision"),
         ("vllm", "hf://a/b/c", "spec.artifact: expected hf://org/name@revision"),
         ("llama.cpp", "file://models/a.gguf", f"spec.artifact: {FILE_WANTED}"),

@@ -80,7 +80,7 @@ def test_requests_are_rejected_while_a_failed_start_backs_off() -> None:
     assert route.state == "failed"
     assert route.refusal is not None
     assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", 60.0)
-    assert route.refusal.message == "The model failed to start (see `pilotlight explain model NAME`)."
+    assert route.refusal.message == "The model failed to start (see `pilotlight explain model m`)."
     at, _ = fold(at, [Tick()], T0 + 60.0)
     assert route_of(at, T0 + 60.0).refusal is None
 

@@ -57,7 +57,7 @@ def test_driver_check_lists_gpus_and_reports_driver_faults(tmp_path: Path) -> No
 def test_doctor_reports_a_blocker_if_no_engine_is_installed() -> None:
     assert machine_checks.check_engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
     none = machine_checks.check_engines({})
-    assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
+    assert (none.grade, "pip install xllamacpp" in none.fix) == ("blocker", True)
 
 
 @pytest.mark.parametrize(
