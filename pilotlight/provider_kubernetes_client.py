@@ -1,4 +1,4 @@
-"""Implements `autoscaler.providers.kube.Server` for capacity providers on the driver's `Api`. I/O.
+"""Implements `autoscaler.providers.kubernetes_access.ApiServer` for capacity providers on the driver's `Api`. I/O.
 
 Reads and watches share one connection. Writes use the connection that is closed when leadership is lost. If an
 unfiltered list is watched, `items` with `AT_HAND` returns it from the watch instead of requesting it from the API
@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoscaler.providers.kube import AT_HAND, NOT_FOUND, AnswerError, Object
+from autoscaler.providers.kubernetes_access import AT_HAND, NOT_FOUND, AnswerError, Object
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class _Kept:
 
 
 class Objects:
-    """Implements `Server`. The client `writes` may be fenced: it then sends requests only while this process leads."""
+    """Implements `ApiServer`. The client `writes` may be fenced: it then sends requests only while this process
+    leads.
+    """
 
     def __init__(
         self, writes: Api, reads: Api, owner: Ownership = ANYBODYS,

@@ -114,7 +114,7 @@ _PACKAGES = ("cryptography", "cryptography.hazmat", _PRIMITIVES)
 EXCEPTIONS = {
     ("gateway/http/body_buffers", "mmap"): "anonymous memory, never a file",
     (
-        "autoscaler/importers/decode",
+        "autoscaler/importers/command_line",
         "shlex",
     ): "splits a text into words; reads standard input only without one",
     ("artifacts/registry/challenge", "yarl"): "parses URLs as the transport does",

@@ -34,7 +34,8 @@ from artifacts.sources.file_selection import Listing
 from artifacts.sources.huggingface import HubAccess
 from artifacts.sources.s3 import BucketAccess
 from artifacts.store.copies import Copy
-from artifacts.store.copy_record import CopyKey, Record
+from artifacts.store.copy_record import Record
+from artifacts.store.file_names import CopyKey
 from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings

@@ -18,7 +18,7 @@ from artifacts.formats import magic
 from artifacts.registry.blobs import Blob, BlobSource
 from artifacts.registry_errors import MismatchError
 from artifacts.sources.file_selection import ListedFile, Listing, SelectedFile
-from artifacts.store.copy_record import digest_file_name
+from artifacts.store.file_names import digest_file_name
 from artifacts.store.pull import Job
 
 LEARNED = "learned"

@@ -36,7 +36,7 @@ from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
 from artifacts.store.copies import Copy
-from artifacts.store.copy_record import CopyKey, origin_folder_name
+from artifacts.store.file_names import CopyKey, origin_folder_name
 from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings

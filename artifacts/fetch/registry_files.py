@@ -28,7 +28,7 @@ from artifacts.fetch.unpack import Unpacked, Unpacking, iter_members
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrored_registry import Mirrored
-from artifacts.store.copy_record import digest_file_name
+from artifacts.store.file_names import digest_file_name
 from artifacts.store.pull import Job
 
 ARCHIVES = "archives"

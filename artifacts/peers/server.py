@@ -22,7 +22,7 @@ from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.http.ranges import Part
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX, OCI_MANIFEST
 from artifacts.peers.client import BUSY, COMING
-from artifacts.peers.offered_blobs import Coming, CompleteBlob, Offers, Rebuilt
+from artifacts.peers.servable_blobs import BlobOffers, CompleteBlob, PartialBlob, RebuiltArchive
 from artifacts.registry.manifests import ACCEPTED
 
 STREAMS_MAX = 16
@@ -33,7 +33,7 @@ STEP_S_MAX = 15.0
 """A peer that takes longer for `STEP_BYTES` is disconnected."""
 PIECE_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
-Found = CompleteBlob | Coming | Rebuilt
+Found = CompleteBlob | PartialBlob | RebuiltArchive
 _PLACE = "/v2/{room}/{repository:.+}"
 
 
@@ -45,7 +45,7 @@ class _Typed(msgspec.Struct, frozen=True):
 class BlobServer:
     """Serves the blobs of one store."""
 
-    def __init__(self, offers: Offers, streams_max: int = STREAMS_MAX) -> None:
+    def __init__(self, offers: BlobOffers, streams_max: int = STREAMS_MAX) -> None:
         self._offers = offers
         self._streams_max = streams_max
         self._streams = 0
@@ -69,7 +69,7 @@ class BlobServer:
             part = _asked(request.headers.get("Range"), found.size)
             if part is None:
                 return web.Response(status=416, headers={"Content-Range": f"bytes */{found.size}"})
-            if isinstance(found, Coming) and not found.has(part.first, part.end):
+            if isinstance(found, PartialBlob) and not found.has(part.first, part.end):
                 return _later(COMING) if found.fetching else web.Response(status=404)
             headers = {
                 "ETag": f'"{digest}"',
@@ -97,7 +97,7 @@ class BlobServer:
         self._streams += 1
         try:
             await asyncio.wait_for(answer.prepare(request), STEP_S_MAX)
-            if not isinstance(found, Rebuilt):
+            if not isinstance(found, RebuiltArchive):
                 await _stepwise(request, answer, found.number, part.first, part.end)
             else:
                 await _rebuild(request, answer, found, part)
@@ -146,7 +146,7 @@ async def _stepwise(request: web.Request, answer: web.StreamResponse, number: in
         at += step
 
 
-async def _rebuild(request: web.Request, answer: web.StreamResponse, found: Rebuilt, part: Part) -> None:
+async def _rebuild(request: web.Request, answer: web.StreamResponse, found: RebuiltArchive, part: Part) -> None:
     """Send the bytes of an archive. Raises OSError also if its Copy has been removed meanwhile."""
     for piece in archive_recipe.iter_archive_range(found.recipe, part.first, part.end):
         if isinstance(piece, bytes):
@@ -161,7 +161,7 @@ async def _rebuild(request: web.Request, answer: web.StreamResponse, found: Rebu
 
 
 def _close(found: Found | None) -> None:
-    if isinstance(found, CompleteBlob | Coming):
+    if isinstance(found, CompleteBlob | PartialBlob):
         os.close(found.number)
 
 

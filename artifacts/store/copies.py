@@ -22,7 +22,8 @@ import msgspec
 from artifacts.disk.durable_writes import FULL, Disk, describe_os_error, list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock, wait_for_lock
 from artifacts.store import unsynced_copies
-from artifacts.store.copy_record import ROOM_DIGITS, CopyKey, Record, digest_file_name
+from artifacts.store.copy_record import Record
+from artifacts.store.file_names import ORIGIN_DIGITS, CopyKey, digest_file_name
 from artifacts.store.layout import StoreError, StoreLayout, exclusive_disk_bytes
 from artifacts.store.victim_selection import Candidate
 
@@ -90,7 +91,7 @@ class CopyStore:
         lock = try_lock(lock_path, make=True)
         if lock is not None:
             remove_lock(lock, lock_path)
-        room = path.name[:ROOM_DIGITS]
+        room = path.name[:ORIGIN_DIGITS]
         blobs = {
             f"{room}/{one.name}": said.st_size
             for one in list_entries(path / "blobs")

@@ -1,41 +1,18 @@
-"""The record of a copy (`copy.json`), and the key and folder names by which a copy is found. I/O."""
+"""The record of a copy (`copy.json`): its fields, and reading it. I/O."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from artifacts.dialects.artifact_contents import File
 from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.durable_writes import Disk
+from artifacts.store.file_names import CopyKey
 
 RECORD_BYTES_MAX = 64 << 20
 """Enough for 16,384 files with the longest paths."""
-
-
-ROOM_DIGITS = 16
-
-
-class CopyKey(NamedTuple):
-    """Identifies a Copy."""
-
-    origin: str
-    """Its registry, as in `Reference.host`, or another source's name."""
-    digest: Digest
-    """Digest of its manifest."""
-
-    @property
-    def room(self) -> str:
-        """Folder name of its registry."""
-        return origin_folder_name(self.origin)
-
-    @property
-    def name(self) -> str:
-        """Unique in the store."""
-        return f"{self.room}-{digest_file_name(self.digest)}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,24 +57,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self) -> int:
         """Size of the whole Copy."""
         return self.unpacked_bytes + sum(self.blobs.values())
-
-
-def origin_folder_name(origin: str) -> str:
-    """Return the folder name for content of this origin."""
-    return hashlib.sha256(origin.encode()).hexdigest()[:ROOM_DIGITS]
-
-
-def digest_file_name(digest: Digest) -> str:
-    """Return the file name of a digest."""
-    return parse_digest(digest).replace(":", "-")
-
-
-def parse_file_name(name: str) -> Digest | None:
-    """Parse the result of `digest_file_name`; None for other names."""
-    try:
-        return parse_digest(name.replace("-", ":", 1))
-    except BadDigestError:
-        return None
 
 
 def load_current_record(copy: Path, disk: Disk) -> Record | None:

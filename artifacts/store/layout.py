@@ -18,7 +18,8 @@ from pathlib import Path
 
 from artifacts.digest import Digest
 from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
-from artifacts.store.copy_record import CopyKey, Record, digest_file_name, load_current_record, load_record
+from artifacts.store.copy_record import Record, load_current_record, load_record
+from artifacts.store.file_names import CopyKey, digest_file_name
 
 PARTS = ("blobs", "copies", "partial", "locks", "pins", "trash", "aside")
 

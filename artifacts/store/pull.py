@@ -24,7 +24,8 @@ from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
 from artifacts.disk.locks import try_lock
 from artifacts.store import unsynced_copies
 from artifacts.store.copies import Copy, CopyStore
-from artifacts.store.copy_record import CopyKey, Record, digest_file_name
+from artifacts.store.copy_record import Record
+from artifacts.store.file_names import CopyKey, digest_file_name
 from artifacts.store.layout import StoreError, exclusive_disk_bytes
 from artifacts.store.reservations import Reservation, Reservations
 

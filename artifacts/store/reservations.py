@@ -16,7 +16,7 @@ from artifacts.disk.durable_writes import list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock
 from artifacts.store import victim_selection
 from artifacts.store.copies import CopyStore
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.layout import NoRoomError, exclusive_disk_bytes
 
 SPARE_BYTES = 1 << 30

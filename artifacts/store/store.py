@@ -25,7 +25,8 @@ from artifacts.disk.durable_writes import FULL, SHUT, Disk, describe_os_error
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store.copies import Copy, CopyStore
-from artifacts.store.copy_record import CopyKey, Record
+from artifacts.store.copy_record import Record
+from artifacts.store.file_names import CopyKey
 from artifacts.store.layout import ForbiddenError, HeldError, NoRoomError, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
 from artifacts.store.pull import CopySpec, Job, Pull

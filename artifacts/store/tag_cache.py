@@ -16,7 +16,7 @@ import msgspec
 
 from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.durable_writes import Disk, list_entries
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.store import Store
 
 MEANINGS_MAX = 10_000

@@ -16,7 +16,8 @@ from secrets import token_hex
 
 from artifacts.digest import Digest, get_algorithm, get_hex, parse_digest
 from artifacts.disk.durable_writes import walk_folder
-from artifacts.store.copy_record import Record, digest_file_name, parse_file_name
+from artifacts.store.copy_record import Record
+from artifacts.store.file_names import digest_file_name, parse_file_name
 from artifacts.store.layout import StoreLayout
 
 MARK = "summed-in-"

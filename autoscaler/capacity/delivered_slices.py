@@ -16,7 +16,7 @@ from autoscaler.state.pending_claims import is_claim_owner
 from autoscaler.state.world import Slice, SliceId, World
 
 _COUNTED = re.compile(r"gpu([0-9]{1,4})")
-"""Device name on a node whose device plug-in only counts devices (`autoscaler.slicing.nvidia_gpus`)."""
+"""Device name on a node whose device plug-in only counts devices (`autoscaler.slicing.nvidia_device_plugin`)."""
 GIVEN_BACK = "it is being released to its provider"
 CLAIMED = "it was attached for a claim and is reserved for it"
 

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.residency import effective_idle_window, held_until_s, median_start_s, refused_until_s
+from autoscaler.demand.idle_timeout import effective_idle_window, median_start_s
+from autoscaler.demand.residency import held_until_s, refused_until_s
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.queries.gateway_reports import is_demand_complete, list_silent_gateways
 from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon

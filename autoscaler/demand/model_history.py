@@ -12,7 +12,7 @@ from math import ceil
 from msgspec.structs import replace
 
 from autoscaler.demand.desired_replicas import PEAK_BUCKET_S
-from autoscaler.demand.residency import idle_window_s
+from autoscaler.demand.idle_timeout import idle_window_s
 from autoscaler.spec.model import Model, StartLimits
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad, Replica, World

@@ -604,3 +604,12 @@ def _check_sharing(kind: NodeKind, at: Path) -> None:
                 (*at, key),
                 "not allowed with `sharing`, for which Pilotlight claims the whole GPU: remove one of the two",
             )
+
+
+def is_alias(text: str) -> bool:
+    """Whether a document may contain the text as an alias of a Model."""
+    try:
+        check_model(ModelSpec(engine="command", command=("engine", "{port}"), aliases=(text,)))
+    except WrongKeyError:
+        return False
+    return True

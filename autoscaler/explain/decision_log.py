@@ -14,6 +14,11 @@ from autoscaler.contract import ModelName
 from autoscaler.state import StateRecord
 from autoscaler.state.actions import FailStart, Unmet
 from autoscaler.state.events import Transition
+from autoscaler.text import format_duration
+
+LAST_ROWS = 20
+"""Maximum number of rows that `list_recent_decisions` returns."""
+
 
 ROWS_MAX = 10_000
 """Maximum number of rows, about 3 MiB."""
@@ -79,3 +84,16 @@ def _refusal(one: Unmet | FailStart) -> str:
     if isinstance(one, FailStart):
         return f"cannot start: {one.reason}"
     return f"fits on no device: {one.reason}" if one.never else ""
+
+
+def list_recent_decisions(log: Log, now_s: float) -> tuple[str, ...]:
+    """Return the latest state changes of replicas, and rejections of Models that fit no device or cannot start."""
+    return tuple(f"{row.model}: {describe_decision(row, now_s)}" for row in log.latest(LAST_ROWS))
+
+
+def describe_decision(row: Row, now_s: float) -> str:
+    """Describe a row in words, with its age."""
+    if isinstance(row, RefusedCalls):
+        return f"its requests were rejected, {format_duration(now_s - row.at_s)} ago: it {row.reason}"
+    before = "" if row.before is None else f"{row.before} -> "
+    return f"{row.replica} {before}{row.after}, {format_duration(now_s - row.at_s)} ago: {row.reason}"

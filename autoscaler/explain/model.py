@@ -1,4 +1,4 @@
-"""Explains decisions: sentences about one Model, rows for `pilotlight status`, and the latest decisions.
+"""Explains decisions about one Model, in sentences.
 
 Reads the `World` and the Plan of a decision and calls the same functions, so that explanations match decisions. Decides
 nothing, and does not depend on terminals or HTTP.
@@ -6,18 +6,18 @@ nothing, and does not depend on terminals or HTTP.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import DesiredReplicas
-from autoscaler.demand.residency import median_start_s
-from autoscaler.explain.decision_log import Log, RefusedCalls
+from autoscaler.demand.idle_timeout import median_start_s
+from autoscaler.explain.decision_log import Log, describe_decision
 from autoscaler.explain.decision_log import Row as LogRow
 from autoscaler.explain.scale_up_options import Step, explain_ladder
 from autoscaler.explain.scale_up_options import describe_ladder as offered
-from autoscaler.explain.weights import describe_weights, weights_state
+from autoscaler.explain.status_rows import build_faulty_row, model_state, unplaceable_reason
+from autoscaler.explain.weights import describe_weights
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.placement.learning.training import describe_training_input
@@ -25,25 +25,22 @@ from autoscaler.placement.model.bin_builder import build_bins, build_hosts
 from autoscaler.placement.model.predicates import count_fitting_devices, group_occupants_by_domain, rejection_reason
 from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
-from autoscaler.planner.reconcile import choose_eviction_level, model_absence_reason, start_after_s
+from autoscaler.planner.reconcile import choose_eviction_level, start_after_s
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries import granted_memory
-from autoscaler.queries.gateway_reports import STALLED, decide_stop, list_known_gateways, list_silent_gateways
+from autoscaler.queries.gateway_reports import decide_stop, list_known_gateways, list_silent_gateways
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.overcommitted_slices import explain_misplacement
-from autoscaler.queries.response_types import Row
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.spec.model import Model
-from autoscaler.state import StateRecord, lifecycle
+from autoscaler.state import StateRecord
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import BEGINNING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import NO_HISTORY, NO_LOAD, Replica, SliceId, World
+from autoscaler.state.world import NO_HISTORY, Replica, SliceId, World
 from autoscaler.text import format_count, format_duration
 
-LAST_ROWS = 20
-"""Maximum number of rows that `list_recent_decisions` returns."""
 QUIET_S = 5.0
 """An engine with running requests is mentioned after this time without output."""
 CANDIDATES_LISTED_MAX = 8
@@ -68,43 +65,15 @@ class Explanation(StateRecord, frozen=True):
     """The options for one more replica: an eviction, then each capacity offer."""
 
 
-def model_state(world: World, name: ModelName, now_s: float) -> str:
-    """Return one word: ready, starting, unready, draining, stopping, failed, waiting, paused or zero. (Not faulty.)"""
-    states = {world.replicas[id].state for id in world.by_model.get(name, ())}
-    if S.READY in states:
-        return "ready"
-    for state, word in _WORDS:
-        if state in states:
-            return word
-    model = world.models.get(name)
-    if model is not None and model.spec.paused:
-        return "paused"
-    if now_s < world.learned.histories.get(name, NO_HISTORY).refused_until_s:
-        return "failed"
-    return "waiting" if world.loads.get(name, NO_LOAD).waiting else "zero"
-
-
-_WORDS = (
-    (S.WAKING, "starting"),
-    (S.STARTING, "starting"),
-    (S.PENDING, "starting"),
-    (S.UNREADY, "unready"),
-    (S.DRAINING, "draining"),
-    (S.FAILED, "failed"),
-    (S.STOPPING, "stopping"),
-    (S.SCRUBBING, "stopping"),
-)
-
-
 def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
     """Explain the state of `model`, which must be in the `World`."""
     if model in list_quarantined_models(world):
-        row = _faulty_row(world, model, now_s)
+        row = build_faulty_row(world, model, now_s)
         return Explanation(model=model, state=row.state, sentences=(f"{row.why[:1].upper()}{row.why[1:]}.",))
     world = mask_quarantined(world)
     document = world.models[model]
     answer = desired_replicas.compute_desired_replicas(world, document, now_s)
-    never = _never(world, document, Fitting(world))
+    never = unplaceable_reason(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
     sentences += [f"It fits on no device: {never}. Its requests are rejected with no_capacity."] if never else []
     adopted = document.adopted
@@ -120,7 +89,10 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     begins = any(world.replicas[id].state in BEGINNING for id in world.by_model.get(model, ()))
     sentences += _lesson(world, document) if lacks or begins else []
     rows = log.of_model(model)
-    sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
+    sentences += [
+        *_stopped(world, model, rows, now_s),
+        *(f"Last: {describe_decision(row, now_s)}." for row in rows[-1:]),
+    ]
     candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [
         f"{c.slice}: {c.ruled_out or 'nothing prevents a placement'}." for c in candidates[:CANDIDATES_LISTED_MAX]
@@ -134,91 +106,6 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += offered(world, document, now_s, steps)
     state = model_state(world, model, now_s)
     return Explanation(model=model, state=state, sentences=tuple(sentences), candidates=candidates, ladder=steps)
-
-
-def list_status_rows(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
-    """Return one row per Model that is in the documents or has replicas, ordered by name."""
-    unmet = {missing.model: missing.reason for missing in plan.unmet}
-    out, rest = list_quarantined_models(world), mask_quarantined(world)
-    fitting = Fitting(rest)
-    return tuple(
-        _faulty_row(world, name, now_s) if name in out else _row(rest, name, unmet.get(name, ""), fitting, now_s)
-        for name in sorted(world.models.keys() | world.by_model.keys())
-    )
-
-
-def list_recent_decisions(log: Log, now_s: float) -> tuple[str, ...]:
-    """Return the latest state changes of replicas, and rejections of Models that fit no device or cannot start."""
-    return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
-
-
-def _never(world: World, model: Model, fitting: Fitting) -> str:
-    """Return why a Model without replicas fits no device. Empty: it fits, or it has replicas."""
-    return "" if model.name in world.by_model else fitting.never(model)
-
-
-def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
-    """Return the row of a quarantined Model. Does not read its document or history, which may cause the error."""
-    fault, replicas = world.learned.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
-    load = world.loads.get(name, NO_LOAD)
-    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.resources.slices)
-    serves = any(replica.state is S.READY for replica in replicas)
-    return Row(
-        model=name,
-        state="ready" if serves else "faulty",
-        replicas=dict(Counter(replica.state.value for replica in replicas)),
-        waiting=load.waiting,
-        running=load.running,
-        devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
-        since_s=now_s - fault.seen_s,
-        why=f"quarantined because of an internal error ({fault.reason}); the next attempt is in "
-        f"{format_duration(fault.until_s - now_s)}, when its document changes, or on `pilotlight wake {name}`",
-    )
-
-
-def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: float) -> Row:
-    load, replicas = world.loads.get(name, NO_LOAD), [world.replicas[id] for id in world.by_model.get(name, ())]
-    counts: dict[str, int] = {}
-    for replica in replicas:
-        counts[replica.state.value] = counts.get(replica.state.value, 0) + 1
-    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.resources.slices)
-    state = model_state(world, name, now_s)
-    entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
-    began_s = min(entered, default=world.learned.histories.get(name, NO_HISTORY).served_until_s)
-    document = world.models.get(name)
-    if document is None:
-        why = model_absence_reason(replicas[0])
-    else:
-        never = _never(world, document, fitting)
-        why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
-        if not never and not replicas and name in world.learned.obstacles:
-            why = f"cannot start: {world.learned.obstacles[name]}"
-    return Row(
-        model=name,
-        state=state,
-        replicas=counts,
-        waiting=load.waiting,
-        running=load.running,
-        devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
-        since_s=None if began_s is None else now_s - began_s,
-        why=why,
-        adapters=() if document is None else tuple(adapter.name for adapter in document.spec.adapters),
-        weights="" if document is None else weights_state(world, document),
-    )
-
-
-def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
-    history = world.learned.histories.get(model.name, NO_HISTORY)
-    if now_s < history.refused_until_s:
-        return f"{history.failure}; the next attempt is in {format_duration(history.refused_until_s - now_s)}"
-    if unmet:
-        return unmet
-    replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
-    waits = [replica.runtime.waits for replica in replicas if replica.runtime.waits and replica.state in BEGINNING]
-    has_live = any(replica.state in lifecycle.LIVE for replica in replicas)
-    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not has_live]
-    stalled = [STALLED for replica in replicas if replica.drain is not None and replica.drain.reason == STALLED]
-    return (stalled or waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
 
 
 def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:
@@ -353,13 +240,6 @@ def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float
 
 
 _ENDED = {S.DRAINING: "stopped", S.FAILED: "failed"}
-
-
-def _move(row: LogRow, now_s: float) -> str:
-    if isinstance(row, RefusedCalls):
-        return f"its requests were rejected, {format_duration(now_s - row.at_s)} ago: it {row.reason}"
-    before = "" if row.before is None else f"{row.before} -> "
-    return f"{row.replica} {before}{row.after}, {format_duration(now_s - row.at_s)} ago: {row.reason}"
 
 
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.demand import model_history as histories
-from autoscaler.demand.residency import idle_window_s
+from autoscaler.demand.idle_timeout import idle_window_s
 from autoscaler.fold import capacity, mig, model_quarantine
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.operator_orders import STILL_THERE

@@ -1,29 +1,24 @@
-"""Reads the mappings and command lines of other programs. Pure.
+"""Reads the mappings of other programs. Pure.
 
 A wrong type in a mapping is an error with a key path. An unknown key is a note, since other programs add keys
-independently. Flags of a command line are `--flag value` or `--flag=value`; of a repeated flag the last value applies.
+independently.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
 
-from autoscaler.documents.document_rules import NAME_CHARS_MAX, check_model
 from autoscaler.documents.document_types import DocumentError
 from autoscaler.importers.result import ConversionError, Document
 from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, format_path
-from autoscaler.spec.model import ModelSpec
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.yaml import YamlError, parse_yaml
 
 P = TypeVar("P", bound=Part)
 UNKNOWN = "this import does not support the key"
-_OPERATORS = re.compile(r"[;&|<>`$()]")
 
 
 def read_mapping(value: object, at: Path) -> Document:
@@ -55,41 +50,6 @@ def parse_count(digits: str, key: str) -> int:
 def simplify_number(value: float) -> int | float:
     """Return a number as a person writes it: 60, not 60.0."""
     return int(value) if value == int(value) else value
-
-
-def split_command(text: str) -> list[str]:
-    """Return the words of a command, as a shell splits it. Raises ValueError, for example for an open quote."""
-    return shlex.split(text)
-
-
-def unwrap_shell(words: list[str]) -> list[str]:
-    """Return the words of the one program that `sh -c` starts, or the same words if the script does more."""
-    shell, option, script = words if len(words) == 3 else ("", "", "")
-    if shell.rpartition("/")[2] not in {"sh", "bash"} or option not in {"-c", "-lc", "-ec"}:
-        return words
-    if not script or _OPERATORS.search(script):
-        return words
-    try:
-        return split_command(script.replace("\\\n", " "))
-    except ValueError:
-        return words
-
-
-def simplify_name(text: str) -> str:
-    """Return a valid name of a Model that is similar to a text: `my model (v2)` becomes `my-model-v2`. Empty if the
-    text contains no letters or digits.
-    """
-    plain = re.sub(r"[^A-Za-z0-9._:/-]+", "-", text)
-    return plain.strip("._:/-")[:NAME_CHARS_MAX].rstrip("._:/-")
-
-
-def is_alias(text: str) -> bool:
-    """Whether a document may contain the text as an alias of a Model."""
-    try:
-        check_model(ModelSpec(engine="command", command=("engine", "{port}"), aliases=(text,)))
-    except WrongKeyError:
-        return False
-    return True
 
 
 def expand_object_lists(values: Iterable[object]) -> list[object]:
@@ -131,35 +91,3 @@ def _label(value: object, number: int) -> str:
     name = metadata.get("name") if isinstance(metadata, dict) else None
     kind = value.get("kind") if isinstance(value, dict) else None
     return f"{kind} {name}" if isinstance(kind, str) and isinstance(name, str) else f"document {number}" * bool(number)
-
-
-class CommandLine:
-    """A command line from which flags are removed one by one."""
-
-    def __init__(self, words: Iterable[str]) -> None:
-        self.left = list(words)
-
-    def take(self, *flags: str, when: Callable[[str], bool] = lambda _: True) -> str | None:
-        """Remove a flag with any of these names and return its value. If `when` rejects the value, the flag stays."""
-        found: str | None = None
-        position = 0
-        while position < len(self.left):
-            flag, equals, value = self.left[position].partition("=")
-            if flag.replace("_", "-") in flags and not equals:
-                value = self.left[position + 1] if position + 1 < len(self.left) else ""
-            if flag.replace("_", "-") in flags and value and when(value):
-                found = value
-                del self.left[position : position + (1 if equals else 2)]
-            else:
-                position += 1
-        return found
-
-    def take_switch(self, *flags: str) -> bool:
-        """Remove a flag without a value; return whether it was present."""
-        there = [word for word in self.left if word.replace("_", "-") in flags]
-        self.left = [word for word in self.left if word not in there]
-        return bool(there)
-
-    def has(self, *flags: str) -> bool:
-        """Whether a flag is present."""
-        return any(word.partition("=")[0].replace("_", "-") in flags for word in self.left)

@@ -13,17 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from autoscaler.documents.document_rules import is_alias
+from autoscaler.importers.command_line import CommandLine, unwrap_shell
 from autoscaler.importers.decode import (
-    CommandLine,
     DocumentErrorContext,
     expand_object_lists,
-    is_alias,
     parse_yaml_documents,
     read_mapping,
     read_part,
-    simplify_name,
     simplify_number,
-    unwrap_shell,
 )
 from autoscaler.importers.kubeai.models import Source, write_vllm_spec
 from autoscaler.importers.pod_template import (
@@ -39,6 +37,7 @@ from autoscaler.importers.pod_template import (
 )
 from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
 from autoscaler.spec.decode import Path, WrongKeyError
+from autoscaler.spec.document_names import simplify_name
 
 API_VERSION = "serving.knative.dev/v1"
 SCALING, SERVING = "autoscaling.knative.dev/", "serving.knative.dev/"

@@ -13,19 +13,19 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from autoscaler.documents.document_rules import is_alias
 from autoscaler.importers.decode import (
     DocumentErrorContext,
     expand_object_lists,
-    is_alias,
     parse_yaml_documents,
     read_mapping,
     read_part,
-    simplify_name,
 )
 from autoscaler.importers.kubeai.models import Source, write_ollama_spec
 from autoscaler.importers.pod_template import convert_environment, keep_own, read_name, write_resources
 from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
 from autoscaler.spec.decode import Part, Path, WrongKeyError
+from autoscaler.spec.document_names import simplify_name
 
 API_VERSION = "ollama.ayaka.io/v1"
 IMAGE = "ollama/ollama"

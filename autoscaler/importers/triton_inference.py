@@ -16,14 +16,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from autoscaler.importers.command_line import CommandLine, unwrap_shell
 from autoscaler.importers.decode import (
-    CommandLine,
     DocumentErrorContext,
     expand_object_lists,
     parse_yaml_documents,
     read_mapping,
     read_part,
-    unwrap_shell,
 )
 from autoscaler.importers.pod_template import (
     REPLICAS_MAX,

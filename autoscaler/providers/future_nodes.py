@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices, read_capacity_type
-from autoscaler.queries.pod_requests import requests_for
 from autoscaler.spec.pod import GPU, selector_of
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.state.capacity import Bought, Offer
 from autoscaler.state.node_labels_and_taints import Taint, filter_provisioning_labels
+from autoscaler.state.pod_requests import requests_for
 from autoscaler.state.world import World
 
 PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", "memory", "count", "replicas"))

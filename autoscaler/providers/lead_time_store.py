@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Server
+from autoscaler.providers.kubernetes_access import CONFLICT, NOT_FOUND, AnswerError, ApiServer
 from autoscaler.providers.reconciler import Reconciler
 from autoscaler.providers.runner import Observe
 from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats, LearntSeen, OfferKind
@@ -44,7 +44,7 @@ class LeadTimeStore(Reconciler):
     """A listener of the controller (`look`). `leads`: whether this process may write."""
 
     def __init__(
-        self, server: Server, place: tuple[str, str], world: Callable[[], World], observe: Observe,
+        self, server: ApiServer, place: tuple[str, str], world: Callable[[], World], observe: Observe,
         leads: Callable[[], bool],
     ) -> None:  # fmt: skip
         """`place`: Pilotlight's namespace and the name of the leader-election Lease."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from autoscaler.capacity.attachable_nodes import DEVICES_MAX, GPU_COUNT, parse_device_count
 from autoscaler.providers.future_nodes import COUNT, OfferTerms, build_offer, infer_node_shape
-from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kubernetes_access import ApiServer, Object
 from autoscaler.providers.reconciler import Reconciler
 from autoscaler.spec.pod import GPU, OURS
 from autoscaler.spec.settings import Settings, kind_of
@@ -101,7 +101,7 @@ PODS: Final = "/api/v1/pods"
 WAITING: Final = "spec.nodeName=,status.phase=Pending"
 
 
-async def list_machine_group_objects(server: Server) -> list[MachineGroupObject]:
+async def list_machine_group_objects(server: ApiServer) -> list[MachineGroupObject]:
     """Return all MachineDeployments and MachineSets of a cluster. Raises AnswerError."""
     found: list[MachineGroupObject] = []
     capi = await _version(server, CAPI)
@@ -113,13 +113,13 @@ async def list_machine_group_objects(server: Server) -> list[MachineGroupObject]
     return found
 
 
-async def _version(server: Server, group: str) -> str:
+async def _version(server: ApiServer, group: str) -> str:
     """The server's preferred version of an API group; empty if it does not serve the group."""
     said = await server.find(f"/apis/{group}")
     return "" if said is None else str((said.get("preferredVersion") or said["versions"][0])["groupVersion"])
 
 
-async def _listed(server: Server, kind: str, version: str) -> list[MachineGroupObject]:
+async def _listed(server: ApiServer, kind: str, version: str) -> list[MachineGroupObject]:
     items: list[Object] = await server.items(f"/apis/{version}/{kind.lower()}s")
     return [MachineGroupObject(kind, {**one, "apiVersion": version}) for one in items]
 
@@ -128,7 +128,7 @@ class MachineGroupWatcher(Reconciler):
     """Reports the machine groups to `observe` at each poll."""
 
     def __init__(
-        self, server: Server, world: Callable[[], World], observe: Callable[[tuple[GroupsSeen, ...]], None]
+        self, server: ApiServer, world: Callable[[], World], observe: Callable[[tuple[GroupsSeen, ...]], None]
     ) -> None:
         super().__init__(self._once, "machine groups are not read; their growth is not counted")
         self._server, self._world, self._observe = server, world, observe

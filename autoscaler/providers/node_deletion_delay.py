@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 from autoscaler.capacity.attachable_nodes import list_leased_nodes
-from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
+from autoscaler.providers.kubernetes_access import NOT_FOUND, AnswerError, ApiServer
 from autoscaler.providers.reconciler import Reconciler
 from autoscaler.spec.installation_ownership import installation_id
 from autoscaler.state.world import World
@@ -30,7 +30,7 @@ class DeletionDelay(Reconciler):
     """A listener of the controller (`look`). `leads`: whether this process may write."""
 
     def __init__(
-        self, server: Server, world: Callable[[], World], leads: Callable[[], bool], place: tuple[str, str]
+        self, server: ApiServer, world: Callable[[], World], leads: Callable[[], bool], place: tuple[str, str]
     ) -> None:
         """`place`: Pilotlight's namespace and the name of the leader-election Lease."""
         super().__init__(self._write, "nodes with attached GPUs are not protected from deletion")

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from autoscaler.exception_handling import reraise_memory_error
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.provider import RefusedError
 
 REST_S: Final = (0.5, 30.0)

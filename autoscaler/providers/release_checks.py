@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from autoscaler.providers import order_annotations
-from autoscaler.providers.kube import ENDED, Object, Server
+from autoscaler.providers.kubernetes_access import ENDED, ApiServer, Object
 from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 
 MIRROR = "kubernetes.io/config.mirror"
@@ -23,7 +23,7 @@ _NAMES = {"uuid", "parentUUID"}
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-async def find_device_user(server: Server, node: str, uuids: Collection[str]) -> str:
+async def find_device_user(server: ApiServer, node: str, uuids: Collection[str]) -> str:
     """Return the pod or claim that uses, or may use, one of these devices or a part of one; empty if there is none.
     An empty UUID stands for a device whose UUID is unknown. Raises AnswerError.
     """

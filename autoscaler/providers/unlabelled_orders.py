@@ -1,7 +1,7 @@
 """Takes over capacity orders that an earlier version created without the label of an installation. I/O.
 
 Such an order belongs to the installation that serves its Model. If another installation serves the Model, it has time
-to label the order (`Server.is_foreign`); after that, the order belongs to any installation with a provider of that
+to label the order (`ApiServer.is_foreign`); after that, the order belongs to any installation with a provider of that
 name. The owner's leader writes the label with its next list.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 from autoscaler.contract import ModelName
 from autoscaler.exception_handling import reraise_memory_error
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
+from autoscaler.providers.kubernetes_access import CONFLICT, AnswerError, ApiServer, Object
 from autoscaler.providers.order_annotations import OWNER
 
 _log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
-def is_own_order(server: Server, found: Object) -> bool:
+def is_own_order(server: ApiServer, found: Object) -> bool:
     """Whether an object of an order belongs to this installation, with or without its label."""
     if server.owner.has_label(found):
         return True
@@ -26,7 +26,7 @@ def is_own_order(server: Server, found: Object) -> bool:
     return server.owner.owns(found) and not server.is_foreign(ModelName(annotations.get(OWNER, "")))
 
 
-async def label_orders(server: Server, path: str, own: Iterable[Object]) -> None:
+async def label_orders(server: ApiServer, path: str, own: Iterable[Object]) -> None:
     """Label the objects of this installation's orders in the collection `path` that have no label.
 
     A write fails if this process does not lead or the object has changed. It is retried when the orders are listed

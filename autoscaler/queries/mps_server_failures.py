@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autoscaler.slicing.nvidia_gpus import MPS
+from autoscaler.slicing.nvidia_device_plugin import MPS
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import (

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.demand.desired_replicas import list_live_replicas
-from autoscaler.demand.residency import effective_idle_window, median_start_s
+from autoscaler.demand.idle_timeout import effective_idle_window, median_start_s
 from autoscaler.queries.gateway_reports import is_demand_complete
 from autoscaler.rearrange.paid_capacity import group_replicas_by_order, list_paid_slices, worst_product_rank
 from autoscaler.rearrange.replica_migration import (

@@ -20,7 +20,7 @@ from autoscaler.contract import (
     Route,
     RoutesDelta,
 )
-from autoscaler.demand.residency import median_start_s
+from autoscaler.demand.idle_timeout import median_start_s
 from autoscaler.fold.draft import is_routed
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms

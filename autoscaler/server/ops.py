@@ -26,7 +26,7 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.controller.loop import Loop
-from autoscaler.explain import model
+from autoscaler.explain import decision_log, model, status_rows
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.queries.response_types import DocumentsView, OffView, Problem, Sentences
@@ -178,7 +178,9 @@ class OperationsServer:
 
     async def _status(self, _: web.Request) -> web.Response:
         now_s, plan = self._now_s(), self._loop.plan
-        return json_response(self._loop.contained("status", lambda world: model.list_status_rows(world, plan, now_s)))
+        return json_response(
+            self._loop.contained("status", lambda world: status_rows.list_status_rows(world, plan, now_s))
+        )
 
     async def _what_is_off(self, _: web.Request) -> web.Response:
         return json_response(OffView(sentences=self._off, degraded=self._world.degraded))
@@ -227,7 +229,7 @@ class OperationsServer:
         return json_response(self._loop.contained("explain", lambda world: explain_fit(world, known, needs, now_s)))
 
     async def _last(self, _: web.Request) -> web.Response:
-        return json_response(Sentences(sentences=model.list_recent_decisions(self._log, self._now_s())))
+        return json_response(Sentences(sentences=decision_log.list_recent_decisions(self._log, self._now_s())))
 
     def _no_model(self) -> web.Response:
         """Return a 404 that lists the names of Models."""

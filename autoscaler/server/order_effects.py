@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.residency import idle_window_s
+from autoscaler.demand.idle_timeout import idle_window_s
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries.gateway_reports import count_running_calls

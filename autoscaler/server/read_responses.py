@@ -11,7 +11,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.residency import effective_idle_window
+from autoscaler.demand.idle_timeout import effective_idle_window
 from autoscaler.explain import weights
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined

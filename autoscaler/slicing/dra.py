@@ -38,7 +38,7 @@ from autoscaler.slicing.dra_resource_slices import DraDevice, Policy, Pools, rea
 from autoscaler.slicing.mig import mig_profile_capacity, parent_memory_bytes
 from autoscaler.slicing.mig_geometry import Cut, geometry_of
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
-from autoscaler.slicing.nvidia_gpus import REPLICAS_MAX
+from autoscaler.slicing.nvidia_device_plugin import REPLICAS_MAX
 from autoscaler.slicing.slicer_protocol import NodeFacts, Object, PodFields, SliceShare
 from autoscaler.spec.quantity import MIB, in_mib, parse_size
 from autoscaler.state.resources import Isolation

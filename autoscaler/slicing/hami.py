@@ -20,7 +20,6 @@ from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.nvidia_gpus import VOLCANO
 from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.quantity import MEMORY_MIB_MAX, MIB, in_mib, parse_bounded_int, parse_count, parse_mebibytes
 from autoscaler.state.resources import Isolation
@@ -259,7 +258,7 @@ def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.al
     return tuple(found)
 
 
-VOLCANO_SCHEDULER = "volcano"
+VOLCANO = VOLCANO_SCHEDULER = "volcano"
 VOLCANO_NAMES = HamiNames(
     VOLCANO, "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores",
     "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/node-vgpu-register", "volcano.sh/vgpu-ids-new",

@@ -16,8 +16,9 @@ from autoscaler.slicing import vendors
 from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, Volcano, parse_allocations
 from autoscaler.slicing.hami import VOLCANO_NAMES as VOLCANO
+from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import MIXED, Mig
-from autoscaler.slicing.nvidia_gpus import RESOURCES, Kai, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing.nvidia_device_plugin import RESOURCES, Mps, TimeSlice, WholeGpu
 from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, Slicer, SliceShare
 from autoscaler.spec.settings import PriorityClass
 from autoscaler.state.world import Replica, Slice, SliceId

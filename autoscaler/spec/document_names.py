@@ -201,3 +201,11 @@ ID_NAME_CHARS_MAX = 100
 def format_replica_id(model: ModelName, spec_hash: str, intent: str) -> ReplicaId:
     """Return the id of a replica that is started for the decision `intent`."""
     return ReplicaId(f"{UNSAFE.sub('-', model)[:ID_NAME_CHARS_MAX]}-{spec_hash}-{intent}")
+
+
+def simplify_name(text: str) -> str:
+    """Return a valid name of a Model that is similar to a text: `my model (v2)` becomes `my-model-v2`. Empty if the
+    text contains no letters or digits.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._:/-]+", "-", text)
+    return plain.strip("._:/-")[:NAME_CHARS_MAX].rstrip("._:/-")

@@ -82,12 +82,12 @@ def build_node_wants(
     world: World,
     early: Iterable[tuple[ModelName, NodeId]] = (),
     images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
-    looks: Iterable[tuple[NodeId, WeightsRequest]] = (),
+    inspections: Iterable[tuple[NodeId, WeightsRequest]] = (),
     fabric: Mapping[NodeId, tuple[FabricWant, ...]] = NO_FABRIC,
 ) -> dict[NodeId, NodeWants]:
     """Return the wants of each node that has any.
 
-    `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `looks`: from
+    `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `inspections`: from
     `autoscaler.weights.inspection`; `fabric`: from `autoscaler.capacity.agent_device_requests`.
     """
     waiting: dict[NodeId, dict[WeightsRequest, list[Replica]]] = {}
@@ -111,7 +111,7 @@ def build_node_wants(
         for request in models[name][1] if name in models else ():
             waiting.setdefault(node, {}).setdefault(request, [])
     looked: dict[NodeId, set[WeightsRequest]] = {}
-    for node, request in looks:
+    for node, request in inspections:
         waiting.setdefault(node, {}).setdefault(request, [])
         looked.setdefault(node, set()).add(request)
     asked_by_model = {name: asked for name, (_, asked) in models.items()}
@@ -140,7 +140,7 @@ _encode = msgspec.json.Encoder().encode
 def _limit_wants(
     wants: Sequence[NodeWant],
     asked_by_model: Mapping[ModelName, Collection[WeightsRequest]],
-    looks: Collection[WeightsRequest],
+    inspections: Collection[WeightsRequest],
 ) -> tuple[NodeWant, ...]:
     """Return the wants that fit into WANTS_BYTES_MAX: assigned inspections, of which there are at most LOOKS_MAX,
     then weights that replicas wait for, then prefetches.
@@ -157,7 +157,7 @@ def _limit_wants(
     def order(want: NodeWant) -> tuple[bool, bool, tuple[int, ModelName], WeightsRequest]:
         request = read_weights_request(want)
         is_prefetch = not want.replicas
-        return request not in looks, is_prefetch, models.get(request, (0, ModelName(""))), request
+        return request not in inspections, is_prefetch, models.get(request, (0, ModelName(""))), request
 
     left, chosen = WANTS_BYTES_MAX, set[NodeWant]()
     for want in sorted(wants, key=order):

@@ -136,7 +136,8 @@ def serve(  # noqa: PLR0917  click passes by keyword
     # A SIGHUP stays pending until the supervisor can reload. The threads that the import below starts inherit the mask.
     # If one did not block the signal, the kernel would deliver it to that thread and end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    from pilotlight.processes.serve import ServeOptions, run_serve
+    from pilotlight.processes.serve import run_serve
+    from pilotlight.processes.serve_options import ServeOptions
 
     options = ServeOptions(
         models=models, configs=config, listen=listen, ops=ops, state=state,

@@ -22,7 +22,7 @@ from autoscaler.capacity.attachable_nodes import (
     list_node_selectors,
 )
 from autoscaler.providers.karpenter.nodepool import VERSIONS
-from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
+from autoscaler.providers.kubernetes_access import AnswerError, ApiServer, Object, choose_served_version
 from autoscaler.providers.kueue import objects as kueue_objects
 from autoscaler.providers.machine_set_watcher import list_machine_group_objects, read_machine_groups
 from autoscaler.providers.provider import RefusedError
@@ -72,7 +72,7 @@ APIS: Mapping[str, Api] = {
 class Place(NamedTuple):
     """The context of the checks."""
 
-    server: Server
+    server: ApiServer
     settings: Settings
     engines: str
     home: str
@@ -212,7 +212,7 @@ async def _cro(at: _At) -> Finding:
     return at.found(f"the CustomResourceDefinitions are installed; GPUs can be attached to {nodes}")
 
 
-async def groups_of(server: Server) -> Groups:
+async def groups_of(server: ApiServer) -> Groups:
     """Return the limits in MachineSets; empty if they may not be read, which the check of rights reports."""
     try:
         return collect_group_limits(read_machine_groups(await list_machine_group_objects(server), (), Settings()))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autoscaler.slicing import nvidia_gpus as shared
+from autoscaler.slicing import nvidia_device_plugin as shared
 from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.pod import GPU
 from autoscaler.state.world import NodeId

@@ -26,7 +26,7 @@ from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.cro.provider import CroFabric, NodeLock
 from autoscaler.providers.karpenter.disruption_guard import DisruptionGuard
 from autoscaler.providers.karpenter.provider import KarpenterNodes
-from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kubernetes_access import ApiServer, Object
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.lead_time_store import LeadTimeStore
 from autoscaler.providers.machine_set_watcher import MachineGroupWatcher
@@ -58,7 +58,7 @@ Mode = Literal["machine", "namespace", "cluster"]
 class Around(NamedTuple):
     """Dependencies for creating a Provider."""
 
-    server: Server
+    server: ApiServer
     """The cluster's API server; writes are rejected after leadership is lost."""
     world: Callable[[], World]
     """Returns the current `World` with its Settings, nodes and devices."""
@@ -210,7 +210,7 @@ class Supplies:
     """The loop's Supplier (`autoscaler.providers.provider`) for the providers in Settings. A listener of the loop."""
 
     def __init__(
-        self, server: Server, places: tuple[str, str, str], world: Callable[[], World], observe: Observe,
+        self, server: ApiServer, places: tuple[str, str, str], world: Callable[[], World], observe: Observe,
         clock: Callable[[], float], *, leads: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """`places`: the namespace of the engine pods, our own namespace, and the name of our Lease there. `leads`:

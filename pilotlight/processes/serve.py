@@ -1,13 +1,12 @@
 """`pilotlight serve`: checks the options, starts the supervisor, and prints messages for the user.
 
-Defines the layout of STATE/run (documents, sockets) and the checks that must fail before anything starts.
+Defines the layout of STATE/run (documents, sockets).
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import socket
 from pathlib import Path
 
@@ -17,36 +16,18 @@ import msgspec
 from autoscaler.documents.document_types import Documents
 from autoscaler.documents.render import to_yaml
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.exception_handling import reraise_memory_error
-from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
+from autoscaler.spec.settings import Limits, Settings, Tls
 from autoscaler.text import format_count
-from pilotlight.models.document_loading import gather_documents, problem_file
-from pilotlight.models.registry_access import SignersError, load_signature_policy
+from pilotlight.models.document_loading import gather_documents
 from pilotlight.net import certificates
-from pilotlight.net.certificates import FileError, Identity
-from pilotlight.net.listen import Address, check_operations, open_listeners
+from pilotlight.net.listen import Address, open_listeners
 from pilotlight.processes import console
+from pilotlight.processes.serve_options import ServeOptions, check_serve_options
+from pilotlight.processes.serve_reload import Reload, note_problem, report_undecoded
 from pilotlight.processes.supervisor import Role, Supervisor
-from pilotlight.safe_output import escape_text, one_line, write_document, write_stderr, write_stdout
+from pilotlight.safe_output import write_document, write_stderr, write_stdout
 
 DOCUMENTS_FILE = "documents.yaml"
-PROBLEM_CHARACTERS_MAX = 2000
-SOCKET_PATH_MAX = 100
-"""A Unix socket's path is limited to about 107 bytes (unix(7)); a longer state directory is rejected with a message."""
-
-
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of `serve`."""
-
-    models: tuple[Path, ...]
-    configs: tuple[Path, ...]
-    listen: Address
-    ops: Address
-    state: Path
-    gateways: int
-    keep_engines: bool
-    grace_s: float
-    print_config: bool
 
 
 def run_serve(options: ServeOptions) -> int:
@@ -100,42 +81,6 @@ def forget_other_documents(run_directory: Path, documents: bytes) -> None:
     if not same:
         for kept in run_directory.glob("*.kept.json"):
             kept.unlink()
-
-
-def check_serve_options(options: ServeOptions, documents: Documents) -> None:
-    """Raise click's usage error for anything that must be rejected before startup."""
-    if not documents.models:
-        raise click.UsageError("nothing to serve: pass a .gguf file, a folder with such files, or -c DOCUMENTS")
-    if needs_tenant(documents, loopback=options.listen.loopback):
-        raise click.UsageError(
-            f"{options.listen.host} can be reached from other machines and no Tenant has a key: create one with "
-            "`pilotlight key new --tenant NAME --state DIR`, or set `auth: none` in Settings"
-        )
-    check_operations(options.ops, documents.settings.auth)
-    check_tls(documents.settings.tls)
-    check_signers(documents.settings.weights.signatures)
-    if len(os.fsencode(options.state.absolute())) + len("/run/autoscaler.sock") > SOCKET_PATH_MAX:
-        raise click.UsageError(f"--state {options.state}: the path is too long for a Unix socket; choose a shorter one")
-
-
-def check_signers(signatures: Signatures) -> None:
-    """Raise click's usage error for keys and roots that cannot be used to verify signatures of weights."""
-    try:
-        load_signature_policy(signatures)
-    except SignersError as error:
-        raise click.UsageError(f"Settings: {error}") from None
-
-
-def check_tls(tls: Tls) -> None:
-    """Raise click's usage error for TLS files that gateways cannot use."""
-    cert, key, ca = (None if path is None else Path(path) for path in (tls.cert_file, tls.key_file, tls.ca_file))
-    try:
-        if cert is not None:
-            certificates.build_server_context(Identity(cert=cert, key=key))
-        if ca is not None:
-            certificates.build_client_context(Identity(ca=ca))
-    except FileError as error:
-        raise click.UsageError(f"Settings: tls: {error}") from None
 
 
 def build_roles(
@@ -194,69 +139,6 @@ def is_gateway_ready(path: Path) -> bool:
         return False
 
 
-def note_problem(documents: Path, problem: str) -> None:
-    """Store the reason of a failed reload, which the autoscaler serves to `status`; empty: the reload succeeded."""
-    with contextlib.suppress(OSError):  # the problem was already logged
-        path = problem_file(documents)
-        if problem:
-            replace_file(path, escape_text(one_line(problem), PROBLEM_CHARACTERS_MAX).encode())
-        else:
-            path.unlink(missing_ok=True)
-
-
-def report_undecoded(documents: Documents) -> None:
-    """Print a line for each Model whose document raised an exception. The autoscaler decodes it again."""
-    for name, found in documents.undecoded.items():
-        write_stderr(f"{found.source}: Model {name}: internal error ({found.reason}); please report it")
-
-
-class Reload:
-    """Reloads the documents of `serve` on SIGHUP; an error is reported in one line and changes nothing.
-
-    GGUF files and folders on the command line and the stored keys are also read again. A file that cannot be served is
-    skipped, so that it does not block other changes.
-    """
-
-    def __init__(self, options: ServeOptions, documents: Documents, path: Path) -> None:
-        self._options = options
-        self._begun = documents.settings
-        self._in_force = documents
-        self._path = path
-
-    def __call__(self) -> bool:
-        """Return whether the autoscaler should reload the documents at `path`."""
-        options = self._options
-        try:
-            documents = gather_documents(
-                options.models, options.configs, options.state, contain=True, in_force=self._in_force
-            )
-            check_serve_options(options, documents)
-            replace_file(self._path, to_yaml(documents).encode())
-        except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
-            reraise_memory_error(error)
-            message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
-            problem = f"{message}; the last valid documents stay in force"
-            write_stderr(problem)
-            note_problem(self._path, problem)
-            return False
-        self._in_force = documents
-        note_problem(self._path, "")
-        report_undecoded(documents)
-        models, tenants = format_count(len(documents.models), "model"), format_count(len(documents.tenants), "tenant")
-        write_stderr(f"documents reloaded: {models}, {tenants}")
-        for key in ("limits", "devices", "tls", "weights"):
-            if getattr(documents.settings, key) != getattr(self._begun, key):
-                write_stderr(f"Settings: {key}: the change takes effect at the next start of `serve`")
-        return True
-
-
-def _reason(error: Exception) -> str:
-    """Return why documents cannot be read. Any error other than OSError is a bug in Pilotlight to be reported."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return f"internal error ({type(error).__name__}); please report it"
-
-
 def print_welcome(documents: Documents, listen: Address, ops: Address) -> None:
     """Print the address and example commands."""
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
@@ -267,11 +149,3 @@ def print_welcome(documents: Documents, listen: Address, ops: Address) -> None:
         f"\n{console.format_curl_command(url, name, key=key)}\n"
         f"\n{console.format_python_program(url, name, key=key)}\n\n"
     )
-
-
-def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
-    """Return whether a listener must not start because anyone could use it.
-
-    This is so if it is not on loopback, `auth` is `auto`, and there is no Tenant.
-    """
-    return documents.settings.auth == "auto" and not loopback and not documents.tenants

@@ -401,8 +401,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.safe_output.LINE_BYTES_MAX",
     ),
     "local driver: free space on the disk of the state directory for a start; check interval": (
-        "autoscaler.drivers.local.engine_logs.BYTES_MIN",
-        "autoscaler.drivers.local.engine_logs.LOOK_S",
+        "autoscaler.drivers.local.disk_space.BYTES_MIN",
+        "autoscaler.drivers.local.disk_space.LOOK_S",
     ),
     "named pipe given as a file: without data": ("pilotlight.bounded_files.PIPE_WAIT_S",),
     "certificate file; token file": (

@@ -26,7 +26,7 @@ import msgspec
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
-from autoscaler.drivers.local import container_runtime, engine_logs, replica_processes
+from autoscaler.drivers.local import container_runtime, disk_space, engine_logs, replica_processes
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
 from autoscaler.drivers.local.ports import HOST, Ports
@@ -191,7 +191,7 @@ class LocalDriver:
 
     def _begin(self, replica: Replica, model: Model, weights: WeightsHandle | None = None) -> None:
         """Spawn the engine as soon as the disk has space. `weights`: the weights fetched for it."""
-        if engine_logs.is_full(engine_logs.measure_free_space(self._state.path)):
+        if disk_space.is_full(disk_space.measure_free_space(self._state.path)):
             self._begin_with_space(replica, model, weights)
             return
         record = build_record(replica)
@@ -216,7 +216,7 @@ class LocalDriver:
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start of one model
             reraise_memory_error(error)
             self._forget(replica.id)
-            if engine_logs.is_out_of_space(error):
+            if disk_space.is_out_of_space(error):
                 self._begin_with_space(replica, model, weights)
                 return
             if weights is not None:
@@ -230,13 +230,13 @@ class LocalDriver:
     def _begin_with_space(self, replica: Replica, model: Model, weights: WeightsHandle | None) -> None:
         """Wait for space, unless the replica is stopped meanwhile. It does not count as a failed start."""
         waiting = self._unstarted(replica)
-        waiting.waits = engine_logs.REASON
+        waiting.waits = disk_space.REASON
         self._engines[replica.id] = waiting
 
         async def spawn_later() -> None:
             has_space = False
             try:
-                has_space = await engine_logs.wait_for_space(self._state.path, waiting.stopping)
+                has_space = await disk_space.wait_for_space(self._state.path, waiting.stopping)
             finally:
                 self._engines.pop(replica.id)
                 if weights is not None and not has_space:
@@ -327,10 +327,8 @@ class LocalDriver:
             reason = await self._end(engine)
         else:
             reason = self._why_it_ended(engine)
-            if engine_logs.is_full(
-                engine_logs.measure_free_space(self._state.path)
-            ):  # does not count as a failed start
-                reason = f"{engine_logs.REASON} ({reason})"
+            if disk_space.is_full(disk_space.measure_free_space(self._state.path)):  # does not count as a failed start
+                reason = f"{disk_space.REASON} ({reason})"
                 self._report_seen(engine, Seen.LEAVING, reason=reason)
         self._report_seen(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)

@@ -14,8 +14,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
+from autoscaler.importers.command_line import CommandLine
 from autoscaler.importers.decode import (
-    CommandLine,
     DocumentErrorContext,
     expand_object_lists,
     parse_count,

@@ -11,7 +11,8 @@ import re
 from functools import partial
 from typing import NamedTuple
 
-from autoscaler.importers.decode import CommandLine, parse_count, split_command
+from autoscaler.importers.command_line import CommandLine, split_command
+from autoscaler.importers.decode import parse_count
 from autoscaler.importers.result import ConversionError, Sketch
 from autoscaler.spec.engine_definition import PLACEHOLDER
 

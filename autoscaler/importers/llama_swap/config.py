@@ -19,14 +19,13 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, field
 
+from autoscaler.documents.document_rules import is_alias
 from autoscaler.importers.decode import (
     UNKNOWN,
     DocumentErrorContext,
-    is_alias,
     parse_yaml_documents,
     read_mapping,
     read_part,
-    simplify_name,
     simplify_number,
 )
 from autoscaler.importers.llama_swap.commands import PORT, Command, report_comments, strip_comments, write_engine_spec
@@ -39,6 +38,7 @@ from autoscaler.importers.result import (
     finalize_document,
 )
 from autoscaler.spec.decode import Part, Path, WrongKeyError
+from autoscaler.spec.document_names import simplify_name
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.policy import RequestPolicy, check_policy
 

@@ -12,7 +12,7 @@ from math import exp2, inf
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import exclude_replaced_replicas
-from autoscaler.demand.residency import median_start_s
+from autoscaler.demand.idle_timeout import median_start_s
 from autoscaler.placement.model.request_builder import build_request_shape
 from autoscaler.placement.model.types import RestartCosts
 from autoscaler.queries.operator_orders import is_stop_ordered

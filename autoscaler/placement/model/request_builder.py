@@ -12,11 +12,11 @@ from autoscaler.placement.model.types import (
     Urgency,
 )
 from autoscaler.queries.granted_memory import compute_growth, spare_bytes
-from autoscaler.queries.pod_requests import compute_host_request
 from autoscaler.spec.artifact_name import normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.node_labels_and_taints import merge_tolerations
+from autoscaler.state.pod_requests import compute_host_request
 from autoscaler.state.resources import Isolation, Link, RequestShape
 from autoscaler.state.world import NodeId
 

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import TenantName
-from autoscaler.slicing.nvidia_gpus import KAI, MPS, TIMESLICE, VOLCANO
+from autoscaler.slicing.hami import VOLCANO
+from autoscaler.slicing.kai import KAI
+from autoscaler.slicing.nvidia_device_plugin import MPS, TIMESLICE
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 

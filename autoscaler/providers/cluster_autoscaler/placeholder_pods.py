@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from autoscaler.providers.future_nodes import NodeRequirements
-from autoscaler.providers.kube import ENDED, Object
+from autoscaler.providers.kubernetes_access import ENDED, Object
 from autoscaler.providers.order_annotations import PROVIDER, WRITER, build_lease_annotations, read_lease_annotations
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration

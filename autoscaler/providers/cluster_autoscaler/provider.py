@@ -23,7 +23,7 @@ from autoscaler.providers.future_nodes import (
     resolve_node_requirements,
 )
 from autoscaler.providers.karpenter.provider import NODES, PODS
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
+from autoscaler.providers.kubernetes_access import CONFLICT, AnswerError, ApiServer, Object, raise_refusal
 from autoscaler.providers.order_annotations import PROVIDER
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod
@@ -40,7 +40,7 @@ class NodeGroup:
     """Provider of one node group. `namespace`: that of engines' pods. `expected_s`: delivery time from the Settings."""
 
     def __init__(  # noqa: PLR0917  all dependencies, passed once
-        self, name: str, group: ClusterAutoscaler, server: Server, namespace: str, world: Callable[[], World],
+        self, name: str, group: ClusterAutoscaler, server: ApiServer, namespace: str, world: Callable[[], World],
         expected_s: float | None = None,
     ) -> None:  # fmt: skip
         self._name, self._group, self._server, self._world = name, group, server, world

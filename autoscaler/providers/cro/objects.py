@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 
 API = "cro.hpsys.ibm.ie.com/v1alpha1"
 REQUESTS, RESOURCES = f"/apis/{API}/composabilityrequests", f"/apis/{API}/composableresources"

@@ -33,14 +33,14 @@ from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, LeaseNote, Request, Resource
-from autoscaler.providers.kube import (
+from autoscaler.providers.kubernetes_access import (
     AT_HAND,
     CONFLICT,
     NOT_FOUND,
     REFUSALS,
     AnswerError,
+    ApiServer,
     Object,
-    Server,
     gather_or_cancel,
     raise_refusal,
 )
@@ -121,7 +121,7 @@ class CroFabric:
     """Provider of one GPU model; `model`: the operator's name for it. `turns`: shared by all providers."""
 
     def __init__(
-        self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None,
+        self, name: str, model: str, server: ApiServer, world: Callable[[], World], expected_s: float | None = None,
         *, turns: NodeLock | None = None,
     ) -> None:  # fmt: skip
         self._name, self._model, self._server, self._world = name, model, server, world

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Final, NamedTuple
 
-from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
+from autoscaler.providers.kubernetes_access import NOT_FOUND, AnswerError, ApiServer
 from autoscaler.providers.reconciler import Reconciler
 from autoscaler.queries.operator_orders import find_drain_cordon
 from autoscaler.spec.model import ADOPTED_HASH
@@ -39,7 +39,9 @@ class Guard(NamedTuple):
 class DisruptionGuard(Reconciler):
     """A listener of the controller (`look`). `leads`: whether this process may write."""
 
-    def __init__(self, server: Server, namespace: str, world: Callable[[], World], leads: Callable[[], bool]) -> None:
+    def __init__(
+        self, server: ApiServer, namespace: str, world: Callable[[], World], leads: Callable[[], bool]
+    ) -> None:
         super().__init__(self._write, "the disruption annotations of pods are not updated")
         self._server, self._world, self._leads = server, world, leads
         self._path = f"/api/v1/namespaces/{namespace}/pods"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from autoscaler.providers.karpenter.nodepool import GROUP, NodePool, Variant, build_requirements
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.providers.order_annotations import PROVIDER, WRITER, build_lease_annotations, read_lease_annotations
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY
 from autoscaler.state.capacity import AcquireOrder, Listed

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from autoscaler.providers.future_nodes import Shape, infer_node_shape
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import read_milli, whole_number
 from autoscaler.spec.settings import NodeKind, kind_of

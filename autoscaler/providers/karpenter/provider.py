@@ -19,7 +19,14 @@ from autoscaler.providers import order_annotations
 from autoscaler.providers.future_nodes import EXPECTED_S, OfferTerms, build_offer, resolve_node_requirements
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
+from autoscaler.providers.kubernetes_access import (
+    CONFLICT,
+    AnswerError,
+    ApiServer,
+    Object,
+    choose_served_version,
+    raise_refusal,
+)
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod
 from autoscaler.providers.unlabelled_orders import is_own_order, label_orders
@@ -40,7 +47,7 @@ class KarpenterNodes:
     """Provider of one NodePool. `clock`: the `World`'s. `expected_s`: delivery time from the Settings."""
 
     def __init__(  # noqa: PLR0917  all dependencies, passed once
-        self, name: str, pool: str, server: Server, world: Callable[[], World],
+        self, name: str, pool: str, server: ApiServer, world: Callable[[], World],
         clock: Callable[[], float] = time.monotonic, expected_s: float | None = None,
     ) -> None:  # fmt: skip
         self._name, self._pool_name = name, pool

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.kube import ENDED, SAID_MAX, Object
+from autoscaler.providers.kubernetes_access import ENDED, SAID_MAX, Object
 from autoscaler.providers.order_annotations import (
     DEVICES,
     EPOCH,

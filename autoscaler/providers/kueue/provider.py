@@ -14,7 +14,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
+from autoscaler.providers.kubernetes_access import (
+    CONFLICT,
+    AnswerError,
+    ApiServer,
+    Object,
+    choose_served_version,
+    raise_refusal,
+)
 from autoscaler.providers.kueue import objects as places
 from autoscaler.providers.kueue.objects import QueuePlace
 from autoscaler.providers.order_annotations import LEASE, provider_label_value
@@ -33,7 +40,7 @@ class KueuePlaces:
     """Provider of one LocalQueue. `namespace`: that of engines' pods and of the LocalQueue."""
 
     def __init__(
-        self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World], pod: Template
+        self, named: ProviderSettings, server: ApiServer, namespace: str, world: Callable[[], World], pod: Template
     ) -> None:
         if named.kueue is None:
             raise ValueError(f"{named.name} is not a kueue provider")

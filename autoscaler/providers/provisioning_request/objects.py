@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.kube import SAID_MAX, Object
+from autoscaler.providers.kubernetes_access import SAID_MAX, Object
 from autoscaler.providers.order_annotations import (
     DEVICES,
     EPOCH,

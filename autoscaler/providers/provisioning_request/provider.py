@@ -16,7 +16,7 @@ from autoscaler.contract import ModelName
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers import order_annotations
 from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
-from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
+from autoscaler.providers.kubernetes_access import CONFLICT, REFUSALS, AnswerError, ApiServer, Object, raise_refusal
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import Booking, CandidateNode
@@ -50,7 +50,7 @@ class ProvisioningProvider:
     """Provider of one ProvisioningRequest class. `namespace`: that of engines' pods. `clock`: the `World`'s."""
 
     def __init__(  # noqa: PLR0917  constructed once
-        self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World],
+        self, named: ProviderSettings, server: ApiServer, namespace: str, world: Callable[[], World],
         pod: Template, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         if named.provisioning_request is None:

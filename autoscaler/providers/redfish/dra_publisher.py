@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
+from autoscaler.providers.kubernetes_access import CONFLICT, NOT_FOUND, AnswerError, ApiServer, Object
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.reconciler import Reconciler
 from autoscaler.providers.release_checks import CLAIMS, SLICES
@@ -47,7 +47,7 @@ class DraPublisher(Reconciler):
     """
 
     def __init__(
-        self, server: Server, place: tuple[str, str], due: Callable[[], Published | None], clock: Callable[[], float]
+        self, server: ApiServer, place: tuple[str, str], due: Callable[[], Published | None], clock: Callable[[], float]
     ) -> None:
         super().__init__(self._once, "the attachable devices of fabrics are not published")
         self._server, self._due, self._clock = server, due, clock

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from autoscaler.providers.kube import gather_or_cancel
+from autoscaler.providers.kubernetes_access import gather_or_cancel
 from autoscaler.providers.redfish import schema
 from autoscaler.providers.redfish.client import RedfishResponse, Service, StatusError
 from autoscaler.providers.redfish.planning import Fabric

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from autoscaler.capacity.attachable_nodes import DEVICES_MAX, AttachableNode, Groups, list_attachable_nodes
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
+from autoscaler.providers.kubernetes_access import CONFLICT, AnswerError, ApiServer, Object
 from autoscaler.providers.redfish.client import Login
 from autoscaler.providers.redfish.inventory import StoredMarks
 from autoscaler.spec.settings import Settings
@@ -95,7 +95,7 @@ def _text(path: Path) -> str | None:
 class ConfigMapNotes:
     """The Notes of one provider of one installation. An earlier version used the provider's name alone as the key."""
 
-    def __init__(self, server: Server, namespace: str, provider: str) -> None:
+    def __init__(self, server: ApiServer, namespace: str, provider: str) -> None:
         self._server, self._old = server, provider
         installation = server.owner.installation
         self._key = f"{installation}.{provider}" if installation else provider
@@ -133,7 +133,9 @@ class ConfigMapNotes:
 class OpenSites:
     """Ready and schedulable nodes, and how many devices they can have: DEVICES_MAX if that is not configured."""
 
-    def __init__(self, server: Server, settings: Callable[[], Settings], groups: Callable[[], Groups] = dict) -> None:
+    def __init__(
+        self, server: ApiServer, settings: Callable[[], Settings], groups: Callable[[], Groups] = dict
+    ) -> None:
         self._server, self._settings, self._groups = server, settings, groups
 
     async def __call__(self, nodes: Collection[str]) -> Mapping[str, AttachableNode]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
+from autoscaler.providers.kubernetes_access import CONFLICT, AnswerError, ApiServer, Object
 from pilotlight.agent.gpu.hotplug import DaemonPod
 
 RESOURCE = "/apis/resource.k8s.io"
@@ -45,7 +45,7 @@ def parse_pod_selector(text: str) -> Those:
 class Daemons:
     """Daemon pods and device taints of one node. All methods raise AnswerError and connection errors."""
 
-    def __init__(self, server: Server, node: str, of: Sequence[Those]) -> None:
+    def __init__(self, server: ApiServer, node: str, of: Sequence[Those]) -> None:
         self._server, self._node, self._of = server, node, of
 
     async def there(self) -> dict[str, DaemonPod]:

@@ -13,7 +13,7 @@ import click
 
 from autoscaler.agent_contract import PodDevices
 from autoscaler.kubernetes.api import Api, UnreachableError
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from pilotlight.agent.gpu.device_plugin_pods import Daemons, parse_pod_selector
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step

@@ -18,8 +18,8 @@ import click
 from aiohttp.typedefs import Middleware
 
 from artifacts.peers.client import Peering
-from artifacts.peers.offered_blobs import Offers
 from artifacts.peers.selection import Peer
+from artifacts.peers.servable_blobs import BlobOffers
 from artifacts.peers.server import STREAMS_MAX, BlobServer
 from artifacts.store.layout import StoreError, StoreLayout
 from artifacts.store.store import Store
@@ -114,7 +114,7 @@ async def open_port(
     known = shown.token is not None or shown.identity.ca is not None
     door = contract_access.build_authenticator(shown, files)
     doors = () if door is None else (door.check,)
-    app = BlobServer(Offers(StoreLayout(store), private=known), streams).application((*doors, *inner))
+    app = BlobServer(BlobOffers(StoreLayout(store), private=known), streams).application((*doors, *inner))
     return await contract_access.start_server(app, address, shown, files)
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.reference import BadReferenceError, parse_reference
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.layout import StoreError
 from artifacts.store.store import Row, Store
 from artifacts.store.tag_cache import Meanings

@@ -131,7 +131,7 @@ def sites() -> Iterator[tuple[str, range]]:
 
 
 def followed() -> list[str]:
-    """The arguments of the capacity providers' calls of `Server.follow`: paths and readers."""
+    """The arguments of the capacity providers' calls of `ApiServer.follow`: paths and readers."""
     texts = (path.read_text() for path in (ROOT / "autoscaler/providers").rglob("*.py"))
     nodes = (node for text in texts if "follow(" in text for node in ast.walk(ast.parse(text)))
     calls = [node for node in nodes if isinstance(node, ast.Call)]

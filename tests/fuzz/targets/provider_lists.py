@@ -15,7 +15,7 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.providers.provider import RefusedError
 from tests.contracts.provider import order
 from tests.fuzz.checks.declared_types import misfit

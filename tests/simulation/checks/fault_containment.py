@@ -22,6 +22,7 @@ from autoscaler.controller import loop
 from autoscaler.controller.loop import Loop
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.explain import model as explain
+from autoscaler.explain import status_rows
 from autoscaler.explain.decision_log import Log
 from autoscaler.kubernetes import unreadable_objects
 from autoscaler.server import read_responses
@@ -136,7 +137,7 @@ def _explain_all(of: Loop) -> None:
     plan, log, now_s = of.plan, Log(), of.now_s()
 
     def rows(world: World) -> object:
-        return explain.list_status_rows(world, plan, now_s), read_responses.list_models(world)
+        return status_rows.list_status_rows(world, plan, now_s), read_responses.list_models(world)
 
     def explanation(name: ModelName, world: World) -> object:
         return explain.explain_model(world, plan, log, name, now_s)

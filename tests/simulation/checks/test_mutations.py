@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.contract import RoutesDelta
 from autoscaler.controller import loop
-from autoscaler.demand import residency
+from autoscaler.demand import idle_timeout, residency
 from autoscaler.fold import indices
 from autoscaler.placement.model import bin_builder
 from autoscaler.queries import gateway_reports, overcommitted_slices
@@ -87,11 +87,11 @@ def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_idle(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(residency, "idle_window_s", lambda _model, _history: 1e9)
+    patch.setattr(idle_timeout, "idle_window_s", lambda _model, _history: 1e9)
 
 
 def idle_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(residency, "idle_window_s", lambda _model, _history: 0.0)
+    patch.setattr(idle_timeout, "idle_window_s", lambda _model, _history: 0.0)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from autoscaler.kubernetes import leader_election
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.queries.agent_reports import is_device_memory_free
-from autoscaler.slicing.nvidia_gpus import MEMORY_MIB
+from autoscaler.slicing.nvidia_device_plugin import MEMORY_MIB
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU
 from autoscaler.state.events import FollowingSeen, LeadingSeen

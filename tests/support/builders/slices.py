@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from autoscaler.slicing.dra import Dra, Got, dra_device_name
 from autoscaler.slicing.hami import Hami, Volcano
+from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import Mig
-from autoscaler.slicing.nvidia_gpus import Kai
 from autoscaler.slicing.slicer_protocol import NodeFacts, Slicer
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, WholeDevice
 from autoscaler.spec.quantity import Bytes

@@ -6,7 +6,7 @@ from time import process_time
 
 import pytest
 
-from autoscaler.providers.kube import SAID_MAX, AnswerError
+from autoscaler.providers.kubernetes_access import SAID_MAX, AnswerError
 from autoscaler.providers.kueue.objects import queue_closed_reason
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import RequestCondition

@@ -10,7 +10,7 @@ from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 from autoscaler.kubernetes.watch import INITIAL_END, RETRY_S_MAX
-from autoscaler.providers.kube import AT_HAND, Object
+from autoscaler.providers.kubernetes_access import AT_HAND, Object
 from pilotlight.provider_kubernetes_client import KEPT_S, Objects
 from tests.simulation.environment.virtual_loop import in_virtual_time
 

@@ -25,7 +25,7 @@ from autoscaler.kubernetes.watch import Watched
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
-from autoscaler.slicing.nvidia_gpus import UNKNOWN_BYTES
+from autoscaler.slicing.nvidia_device_plugin import UNKNOWN_BYTES
 from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes, in_mib, whole_number

@@ -23,17 +23,18 @@ from autoscaler.capacity.attachable_nodes import (
 from autoscaler.drivers.kubernetes.inventory import node_cordons
 from autoscaler.drivers.kubernetes.objects.other_pods import OtherPod
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.pod_requests import parse_resource_list
-from autoscaler.slicing import nvidia_gpus, slicers
+from autoscaler.slicing import slicers
 from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
 from autoscaler.slicing.hami import drop_healthy_handshake
-from autoscaler.slicing.nvidia_gpus import KAI
+from autoscaler.slicing.kai import KAI
+from autoscaler.slicing.nvidia_device_plugin import parse_number
 from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.settings import NodeKind, kind_of
 from autoscaler.state.images import Image, make_image
 from autoscaler.state.node_labels_and_taints import UNNEEDED, Taint
+from autoscaler.state.pod_requests import parse_resource_list
 from autoscaler.state.resources import NOTHING, HostAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
@@ -115,9 +116,7 @@ def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods:
     """Count, per `Slice.counted`, the slices made unavailable by these pods.
     Units of a node beyond its slices are used up first.
     """
-    there = {
-        f"{node.name} {name}": nvidia_gpus.parse_number(many) for node in nodes for name, many in node.amounts.items()
-    }
+    there = {f"{node.name} {name}": parse_number(many) for node in nodes for name, many in node.amounts.items()}
     slices = list(slices)
     spare: dict[str, dict[str, int]] = {}
     for slice_ in slices:

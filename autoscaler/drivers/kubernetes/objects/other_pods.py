@@ -15,11 +15,12 @@ from operator import or_
 from typing import NamedTuple
 
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.pod_requests import sum_pod_requests
-from autoscaler.slicing import nvidia_gpus, slicers
+from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import HamiAllocation
-from autoscaler.slicing.nvidia_gpus import KAI_RESERVES, count_kai_gpus
+from autoscaler.slicing.kai import KAI_RESERVES, count_kai_gpus
+from autoscaler.slicing.nvidia_device_plugin import parse_number
 from autoscaler.spec.pod import PLACE
+from autoscaler.state.pod_requests import sum_pod_requests
 from autoscaler.state.resources import NOTHING, HostAmount, HostResources
 from autoscaler.state.world import NodeId
 
@@ -116,6 +117,4 @@ def read_other_pod(pod: Object) -> OtherPod | None:
 
 def _asked(container: Object) -> Counter[str]:
     limits = container.get("resources", {}).get("limits") or {}
-    return +Counter(
-        {name: nvidia_gpus.parse_number(many) for name, many in limits.items() if slicers.is_counted_resource(name)}
-    )
+    return +Counter({name: parse_number(many) for name, many in limits.items() if slicers.is_counted_resource(name)})

@@ -23,12 +23,12 @@ from autoscaler.drivers.kubernetes.objects.pod_overrides import add_pod_affinity
 from autoscaler.drivers.kubernetes.weight_volumes import mount_claim
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.queries.pod_requests import UNASKED
 from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
+from autoscaler.state.pod_requests import UNASKED
 from autoscaler.state.world import Replica, SliceId
 
 DRAIN = OURS + "drain"

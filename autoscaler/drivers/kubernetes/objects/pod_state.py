@@ -18,11 +18,11 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.objects.pod_manifest import ENGINE, format_pod_name
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED
-from autoscaler.queries.pod_requests import sum_pod_requests
 from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.spec.pod import OURS
 from autoscaler.spec.quantity import whole_number
+from autoscaler.state.pod_requests import sum_pod_requests
 from autoscaler.state.resources import NOTHING, HostAmount
 from autoscaler.state.world import Placing, Replica, SliceId
 

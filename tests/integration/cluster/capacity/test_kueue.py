@@ -20,7 +20,7 @@ from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.kueue import objects
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.spec.capacity import Kueue, ProviderSettings

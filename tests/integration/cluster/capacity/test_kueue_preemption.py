@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.kueue import objects
 from autoscaler.spec.pod import GPU, PLACE, QUEUE
 from pilotlight.provider_kubernetes_client import Objects

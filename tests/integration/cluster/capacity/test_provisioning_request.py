@@ -14,7 +14,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.kubeconfig import load_api_access
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
 from autoscaler.spec.capacity import ProviderSettings, Provisioning

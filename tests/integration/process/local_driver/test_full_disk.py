@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.local import engine_logs
+from autoscaler.drivers.local import disk_space
 from tests.support.harness.faults.full_disk import why_no_mount
 
 
@@ -26,10 +26,10 @@ async def test_engine_stopped_by_a_full_disk_restarts_when_space_is_free(tmp_pat
         out, error = await process.communicate()
     assert process.returncode == 0, error.decode()
     result = json.loads(out)
-    assert result["ended"] == f"{engine_logs.REASON} (exited with status 120)"
+    assert result["ended"] == f"{disk_space.REASON} (exited with status 120)"
     assert result["r1"][:2] == ["starting", "ready"]
     assert {*result["r1"][2:-3]} <= {"unready", "ready"}, "an engine that is paused for seconds is unready meanwhile"
     assert result["r1"][-3:] == ["leaving", "exited", "clean"]
-    assert (result["waits"], result["processes"]) == (engine_logs.REASON, [])
+    assert (result["waits"], result["processes"]) == (disk_space.REASON, [])
     assert result["after"] == ""
     assert result["r2"] == ["starting", "ready"], "no failed start"

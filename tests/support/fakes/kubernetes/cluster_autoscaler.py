@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, REFUSED, TRIGGERED
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.spec.pod import PLACE
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer, stamp
 
@@ -31,7 +31,7 @@ class PlayedAutoscaler(PlayedServer):
         self._told = 0
 
     async def create(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """See ApiServer."""
         made = await super().create(path, body)
         if path == PODS and PLACE in body["metadata"]["labels"]:
             asyncio.get_running_loop().call_later(LOOK_S, self._looks, body["metadata"]["name"])

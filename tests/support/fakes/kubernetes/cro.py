@@ -1,7 +1,7 @@
 """A fake composable resource operator (CRO). It handles requests and resources as the real one was observed to.
 
 Owns the states, finalizers, its choice of victims and its polling (every `look_s`, as the real one's 30 s). Works with
-any Server, so also with the real API server. The fabric behind it is a pool of devices of each model.
+any ApiServer, so also with the real API server. The fabric behind it is a pool of devices of each model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from autoscaler.providers.cro.objects import API, LAST_USED, MANAGED_BY, ONLINE, REQUESTS, RESOURCES, VICTIM
-from autoscaler.providers.kube import AnswerError, Object, Server
+from autoscaler.providers.kubernetes_access import AnswerError, ApiServer, Object
 
 FINALIZER = "com.ie.ibm.hpsys/finalizer"
 NONE_FREE = "there is no free device in the fabric"
@@ -22,7 +22,7 @@ NONE_FREE = "there is no free device in the fabric"
 class FakeCro:
     """See the module. `attached` and `detached` take (node, UUID) and change the node's Devices."""
 
-    server: Server
+    server: ApiServer
     clock: Callable[[], float]
     pool: dict[str, int]
     """Free devices by model. The operator ignores requests for other models."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer, stamp
 
@@ -55,7 +55,7 @@ class PlayedKarpenter(PlayedServer):
         return BEGIN_UNIX_S + asyncio.get_running_loop().time()
 
     async def create(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """See ApiServer."""
         made = await super().create(path, body)
         if path == CLAIMS and not self.silent:
             name, later = body["metadata"]["name"], asyncio.get_running_loop().call_later
@@ -66,7 +66,7 @@ class PlayedKarpenter(PlayedServer):
         return made
 
     async def delete(self, path: str, *, version: str | None = None) -> None:
-        """See Server."""
+        """See ApiServer."""
         await super().delete(path, version=version)
         if path.startswith(CLAIMS) and path in self.objects:
             asyncio.get_running_loop().call_later(TERMINATED_S, self._terminates, path)

@@ -1,4 +1,5 @@
-"""A fake API server with objects in memory: what Providers require of one (`autoscaler.providers.kube.Server`).
+"""A fake API server with objects in memory: what Providers require of one
+(`autoscaler.providers.kubernetes_access.ApiServer`).
 
 Owns names, versions, conflicts, finalizers and timestamps as the real one does; it validates no schema.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object
+from autoscaler.providers.kubernetes_access import CONFLICT, NOT_FOUND, AnswerError, Object
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
@@ -42,23 +43,23 @@ class PlayedServer:
         self.writes: list[tuple[str, str, Object]] = []
         self._version = 0
 
-    # --- Server -------------------------------------------------------------------------------------------------------
+    # --- ApiServer ----------------------------------------------------------------------------------------------------
 
     def is_foreign(self, model: ModelName) -> bool:
-        """See Server."""
+        """See ApiServer."""
         return model in self.foreign
 
     def unix_s(self) -> float:
-        """See Server."""
+        """See ApiServer."""
         return self._clock()
 
     async def find(self, path: str) -> Object | None:
-        """See Server."""
+        """See ApiServer."""
         self._asked("GET")
         return copy.deepcopy(self.objects.get(path))
 
     async def items(self, path: str, **query: str) -> list[Object]:
-        """See Server."""
+        """See ApiServer."""
         self._asked("GET")
         under = [self.objects[one] for one in sorted(self.objects) if self._within(one, path)]
         return copy.deepcopy([one for one in under if _selected(one, query)])
@@ -66,7 +67,7 @@ class PlayedServer:
     async def follow(
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> None:
-        """See Server. It polls instead of being notified."""
+        """See ApiServer. It polls instead of being notified."""
         known: dict[str, object] = {}
         while True:
             with contextlib.suppress(ConnectionError, AnswerError):
@@ -80,7 +81,7 @@ class PlayedServer:
             await asyncio.sleep(HEARD_S)
 
     async def create(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """See ApiServer."""
         self._write("POST", path, body)
         at = f"{path}/{body['metadata']['name']}"
         if at in self.objects:
@@ -90,7 +91,7 @@ class PlayedServer:
         return self._put(at, made)
 
     async def patch(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """See ApiServer."""
         self._write("PATCH", path, body)
         path = path.removesuffix("/status")
         found = self._there(path)
@@ -101,7 +102,7 @@ class PlayedServer:
         return found if merged == found else self._put(path, merged)
 
     async def delete(self, path: str, *, version: str | None = None) -> None:
-        """See Server."""
+        """See ApiServer."""
         self._write("DELETE", path, {})
         found = self.objects.get(path)
         if found is None:

@@ -1,7 +1,7 @@
 """A fake Kueue that behaves as observed: one ClusterQueue behind a LocalQueue, an optional admission check, preemption.
 
-Owns quotas and Workloads, and works with any Server. Pods already have the scheduling gate that Kueue's webhook adds;
-the fake removes it and, if there is no other scheduler (`schedules`), binds the pods to a node.
+Owns quotas and Workloads, and works with any ApiServer. Pods already have the scheduling gate that Kueue's webhook
+adds; the fake removes it and, if there is no other scheduler (`schedules`), binds the pods to a node.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kubernetes_access import ApiServer, Object
 from autoscaler.providers.kueue.objects import API, GATE, VERSIONS
 from autoscaler.spec.pod import GPU, GROUP, QUEUE
 from tests.support.fakes.kubernetes.kube_objects import stamp
@@ -25,7 +25,7 @@ PREEMPTED = "Preempted to accommodate a workload of another queue"
 class FakeKueue:
     """Call `step` repeatedly."""
 
-    server: Server
+    server: ApiServer
     namespace: str
     clock: Callable[[], float]
     nodes: dict[str, int]

@@ -1,7 +1,7 @@
 """A fake controller of ProvisioningRequests: the classes of Cluster Autoscaler, or a cloud provider's queue.
 
 Owns the outcome of each request: its conditions with the reasons from Cluster Autoscaler's source, its node, whose GPUs
-appear later than the node, and named faults. It works with any Server: the fake one in virtual time, or a real API
+appear later than the node, and named faults. It works with any ApiServer: the fake one in virtual time, or a real API
 server with the real CustomResourceDefinition. Pods of the test are bound by the test.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kubernetes_access import ApiServer, Object
 from autoscaler.providers.provisioning_request.objects import API, CHECK, CONSUMED
 from autoscaler.spec.pod import CONSUMES, GPU
 from tests.support.fakes.kubernetes.kube_objects import stamp
@@ -26,7 +26,7 @@ controller accepts it. revokes: delivered capacity is withdrawn."""
 class FakeProvisioner:
     """Call `step` repeatedly. `labels`: labels of added nodes, in addition to those requested."""
 
-    server: Server
+    server: ApiServer
     namespace: str
     clock: Callable[[], float]
     after_s: float = 60.0

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from artifacts.peers.offered_blobs import Offers
+from artifacts.peers.servable_blobs import BlobOffers
 from artifacts.peers.server import STREAMS_MAX, BlobServer
 from artifacts.store.store import Store
 from autoscaler.server.auth import ContractAuth
@@ -47,7 +47,7 @@ async def serving(
         return answer
 
     doors = [] if token is None else [ContractAuth(lambda: (token,)).check]
-    app = BlobServer(Offers(store.layout, private=private), streams).application([listen, *doors])
+    app = BlobServer(BlobOffers(store.layout, private=private), streams).application([listen, *doors])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

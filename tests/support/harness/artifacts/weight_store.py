@@ -13,7 +13,7 @@ from pathlib import Path
 from artifacts import digest
 from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
 

@@ -76,7 +76,7 @@ DOCUMENT_POINTS = (
     "autoscaler.spec.document_names:_settled",
     "pilotlight.models.cluster_model_memory:Sizes._make",
     "autoscaler.explain.model:_wanted",
-    "autoscaler.explain.model:_why",
+    "autoscaler.explain.status_rows:_why",
     "autoscaler.server.read_responses:effective_idle_window",
     "autoscaler.provisioning.unplaceable_models:Fitting.never",
     "autoscaler.kubernetes.resources.model_status:build_status_input",

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from autoscaler.providers.cro.provider import NODES, CroFabric
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings

@@ -11,7 +11,7 @@ from typing import Any
 
 from autoscaler.contract import ModelName
 from autoscaler.providers import order_annotations
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
@@ -53,7 +53,7 @@ class Quotas(PlayedServer):
     """A server with ResourceQuotas that counts requests as the quota controller does."""
 
     async def create(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """See ApiServer."""
         for at, one in self.objects.items():
             hard = one.get("spec", {}).get("hard", {}).get(COUNTED) if "/resourcequotas/" in at else None
             if hard is not None and path == REQUESTS and len(await self.items(REQUESTS)) >= int(hard):

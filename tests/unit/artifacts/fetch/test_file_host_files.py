@@ -12,7 +12,7 @@ import pytest
 from artifacts.fetch import file_host_files
 from artifacts.sources.file_host_client import Lone
 from artifacts.sources.file_selection import ListedFile, Listing, SelectedFile
-from artifacts.store.copy_record import digest_file_name
+from artifacts.store.file_names import digest_file_name
 from artifacts.store.pull import Job
 
 

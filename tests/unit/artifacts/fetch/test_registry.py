@@ -28,7 +28,7 @@ from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry_errors import DeniedError, UnreachableError
 from artifacts.store.copies import Copy
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
 from artifacts.store.store import Store

@@ -14,7 +14,7 @@ from artifacts import digest
 from artifacts.digest import Digest
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.peers import server
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Caller, Store
 from tests.support.harness.artifacts import peer_nodes

@@ -11,7 +11,7 @@ from artifacts import digest
 from artifacts.sources import digest_cache, file_selection
 from artifacts.sources.digest_cache import Sums
 from artifacts.sources.file_selection import ListedFile
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.store import Store
 
 KEY = CopyKey("s3 x", digest.compute_digest(b"copy"))

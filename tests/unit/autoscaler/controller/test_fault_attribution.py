@@ -14,6 +14,7 @@ from autoscaler.controller.loop import RETRY_S_MAX
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.exception_handling import describe_error
 from autoscaler.explain import model as explain
+from autoscaler.explain import status_rows
 from autoscaler.explain.decision_log import Log
 from autoscaler.fold.model_quarantine import TRIAL_S, list_quarantined_models
 from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
@@ -509,7 +510,7 @@ def test_memory_error_ends_a_driver_task_without_a_retry(error: Exception) -> No
     "point",
     [
         "autoscaler.demand.desired_replicas:compute_desired_replicas",
-        "autoscaler.explain.model:_why",
+        "autoscaler.explain.status_rows:_why",
         "autoscaler.server.read_responses:effective_idle_window",
     ],
 )
@@ -524,7 +525,7 @@ def test_status_and_explain_show_a_faulty_model_and_all_other_models(
     now_s, planned = loop.now_s, loop.loop.plan
 
     def rows(at: World) -> tuple[Row, ...]:
-        return explain.list_status_rows(at, planned, now_s)
+        return status_rows.list_status_rows(at, planned, now_s)
 
     if point.startswith("autoscaler.server"):
         loop.loop.contained("status", read_responses.list_models)

@@ -1,4 +1,4 @@
-"""Explain: its sentences, and the rows of `list_status_rows`."""
+"""Explain: its sentences about a Model."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import Explanation, explain_model, list_recent_decisions, list_status_rows, model_state
-from autoscaler.fold.fold import fold
+from autoscaler.explain.decision_log import Log, list_recent_decisions
+from autoscaler.explain.model import Explanation, explain_model
+from autoscaler.explain.status_rows import list_status_rows
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.learning.training import build_initial_values
 from autoscaler.planner.plan import plan
-from autoscaler.spec.model import ADOPTED_HASH, Adopted
+from autoscaler.spec.model import Adopted
 from autoscaler.state.actions import Plan, Unmet
-from autoscaler.state.events import Tick, Transition
+from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import ClusterFacts, Drain, History, World
 from autoscaler.text import format_count, format_duration, format_size, format_tenants
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
-from tests.support.builders.worlds import T0, device, drain, gateway, level, model, replace_fields, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
 
@@ -234,13 +234,6 @@ def test_model_failure_is_explained_with_its_reason_and_time() -> None:
     )
 
 
-def test_status_gives_the_failure_reason_and_the_next_try_time() -> None:
-    failed = {"b": History(episodes=1, failure="exit status 1", refused_until_s=T0 + 60, retry_at_s=T0 + 60)}
-    made = world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed)
-    (row,) = list_status_rows(made, plan(made, T0), T0)
-    assert (row.state, row.why) == ("failed", "exit status 1; the next attempt is in 60 s")
-
-
 def test_model_that_fits_no_device_is_explained_with_or_without_demand() -> None:
     huge, never = model("huge", 30), "needs 30Gi on one device; the largest has 24Gi"
     for waiting in (0, 2):
@@ -270,36 +263,6 @@ def test_rejection_for_lack_of_a_device_is_listed_as_a_recent_decision() -> None
     assert explain(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {message}."
 
 
-def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
-    left = replica(model("gone", 2), "old")
-    calls = [gateway(levels=[level("a", 2, 1)], uses=[use("r", 1)])]
-    made = world([A, B], [device()], [replica(A, "r"), left], calls)
-    rows = {row.model: row for row in list_status_rows(made, plan(made, T0), T0)}
-    assert list(rows) == ["a", "b", "gone"]
-    a = rows[ModelName("a")]
-    assert (a.state, a.replicas, a.waiting, a.running, a.devices, a.since_s) == (
-        "ready",
-        {"ready": 1},
-        2,
-        1,
-        ("gpu0",),
-        100,
-    )
-    assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "it has no requests")
-    assert rows[ModelName("gone")].why == "no longer in the documents"
-    (row,) = list_status_rows(world([], [device()], [replace(left, spec_hash=ADOPTED_HASH)]), Plan(), T0)
-    assert row.why == "no longer annotated, or it was deleted"
-
-
-def test_status_prefers_the_reason_of_a_live_replica_over_a_stopping_one() -> None:
-    ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
-    used = {"a": History(last_activity_s=T0)}
-    (row,) = list_status_rows(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
-    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle timeout 60 s")
-    (row,) = list_status_rows(world([A], [device()], [ends]), Plan(), T0)
-    assert row.why == "stopped by an operator"
-
-
 @pytest.mark.parametrize(("held", "begins"), [(0, "No replica is needed now"), (2, "2 replicas are needed")])
 def test_replica_count_set_with_kubectl_is_explained_exactly_once(held: int, begins: str) -> None:
     message = f"scaled to {held} by kubectl; holds until then"
@@ -313,13 +276,6 @@ def test_replica_count_set_with_kubectl_is_explained_exactly_once(held: int, beg
     assert not [line for line in others if "holds until" in line]
     served = world([made], [device()], [replica(made, "r")], histories={"a": History(last_activity_s=T0)})
     assert [message in line for line in explain(served, "a").sentences].count(True) == 1
-
-
-def test_model_state_names_the_state_of_its_replica_or_paused_or_zero() -> None:
-    for state, word in ((S.STARTING, "starting"), (S.UNREADY, "unready"), (S.SCRUBBING, "stopping")):
-        assert model_state(world([A], [device()], [replica(A, "r", state=state)]), A.name, T0) == word
-    assert model_state(world([model("a", paused=True)]), A.name, T0) == "paused"
-    assert model_state(fold(world([A]), (Tick(),), T0)[0], A.name, T0) == "zero"
 
 
 def test_durations_sizes_and_counts_are_printed_with_their_unit() -> None:

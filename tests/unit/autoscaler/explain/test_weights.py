@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from autoscaler.agent_contract import WeightsReport, read_weights_request
 from autoscaler.contract import ModelName
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import explain_model, list_status_rows
+from autoscaler.explain.model import explain_model
+from autoscaler.explain.status_rows import list_status_rows
 from autoscaler.explain.weights import describe_weights, weights_state
 from autoscaler.spec.model import Adapter
 from autoscaler.spec.settings import Settings, Weights

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from autoscaler.agent_contract import DeviceReport, NodeReport
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import explain_model, list_status_rows
+from autoscaler.explain.model import explain_model
+from autoscaler.explain.status_rows import list_status_rows
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
 from autoscaler.queries.agent_reports import find_device_report

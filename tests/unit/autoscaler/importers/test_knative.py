@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from autoscaler.documents.document_types import DocumentError
 from autoscaler.documents.parse import parse_documents
 from autoscaler.importers import knative
-from autoscaler.importers.decode import simplify_name
 from autoscaler.importers.result import ConversionResult, to_yaml
+from autoscaler.spec.document_names import simplify_name
 from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 

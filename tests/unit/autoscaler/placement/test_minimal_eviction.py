@@ -23,7 +23,7 @@ from autoscaler.placement.model.predicates import can_evict, find_required_amoun
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.slicing.nvidia_gpus import TIMESLICE
+from autoscaler.slicing.nvidia_device_plugin import TIMESLICE
 from autoscaler.state.resources import HostResources, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice
 from tests.support.builders.placement_requests import change_request

@@ -18,7 +18,7 @@ from autoscaler.placement.minimal_eviction import (
     find_fewer_victims,
 )
 from autoscaler.placement.model.types import Bin, PlacementRequest
-from autoscaler.slicing.nvidia_gpus import TIMESLICE
+from autoscaler.slicing.nvidia_device_plugin import TIMESLICE
 from autoscaler.state.world import DeviceId, NodeId, SliceId
 from tests.support.builders.worlds import T0, device
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import explain_model, list_status_rows
+from autoscaler.explain.model import explain_model
+from autoscaler.explain.status_rows import list_status_rows
 from autoscaler.planner.plan import plan
 from autoscaler.queries.gateway_reports import PROGRESS_S, STALLED, STALLED_GRACE_S
 from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, StartLimits

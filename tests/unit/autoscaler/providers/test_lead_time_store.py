@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.fold.fold import Observation
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.lead_time_store import (
     BYTES_MAX,
     NAME,

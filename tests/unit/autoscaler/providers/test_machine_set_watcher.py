@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import GPU_COUNT
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.machine_set_watcher import (
     LABELS,
     LOOK_S,

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import list_leased_nodes
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.node_deletion_delay import DELAY, NODES, DeletionDelay, delay_annotation_key
 from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity import LeasesSeen

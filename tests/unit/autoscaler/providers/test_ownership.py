@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.cro import objects as cro
-from autoscaler.providers.kube import CONFLICT, AnswerError
+from autoscaler.providers.kubernetes_access import CONFLICT, AnswerError
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership, installation_id
 from autoscaler.spec.pod import MANAGED_BY

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.reconciler import REST_S, Reconciler
 from tests.simulation.environment.virtual_loop import run

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.explain.model import list_status_rows
+from autoscaler.explain.status_rows import list_status_rows
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
@@ -23,7 +23,7 @@ from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX, Defragmented, defragment
 from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.rearrange.replica_migration import AGAIN_S, MigrationContext
-from autoscaler.slicing.nvidia_gpus import TIMESLICE
+from autoscaler.slicing.nvidia_device_plugin import TIMESLICE
 from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.events import DisruptionsSeen, DocumentsSeen, Seen

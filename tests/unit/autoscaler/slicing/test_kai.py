@@ -11,7 +11,7 @@ from autoscaler.drivers.kubernetes.objects import other_pods
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import Volcano
-from autoscaler.slicing.nvidia_gpus import KAI_RESERVES, Kai
+from autoscaler.slicing.kai import KAI_RESERVES, Kai
 from autoscaler.slicing.slicer_protocol import NodeFacts, SliceShare
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.slicing import nvidia_gpus as sharing
+from autoscaler.slicing import nvidia_device_plugin as sharing
 from autoscaler.slicing import slicers
-from autoscaler.slicing.nvidia_gpus import GPU_SHARED, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing.nvidia_device_plugin import GPU_SHARED, Mps, TimeSlice, WholeGpu
 from autoscaler.slicing.slicer_protocol import NodeFacts, Slicer, SliceShare
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes

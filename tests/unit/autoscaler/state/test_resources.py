@@ -15,12 +15,12 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.learning.training import build_training_input
 from autoscaler.planner.plan import plan
-from autoscaler.queries.pod_requests import sum_pod_requests
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import PLACE, Resources
 from autoscaler.spec.quantity import read_milli
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
+from autoscaler.state.pod_requests import sum_pod_requests
 from autoscaler.state.resources import CPU_MAX, HostAmount, HostResources
 from autoscaler.state.world import History, NodeId, World
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world

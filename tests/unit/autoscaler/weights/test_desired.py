@@ -231,7 +231,7 @@ def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1
 def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
     at = replace(at, replicas={}, by_slice={}, by_model={})
     found = InspectionAssigner().looks(at, [NodeId(node) for node in agents], None)
-    return {node: one.wants for node, one in build_node_wants(at, looks=found).items()}
+    return {node: one.wants for node, one in build_node_wants(at, inspections=found).items()}
 
 
 def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:

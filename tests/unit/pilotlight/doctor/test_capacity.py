@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoscaler.documents.parse import parse_documents
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.spec.settings import Settings
 from pilotlight.doctor.capacity import APIS, NO_MOST, Place, check_capacity
 from pilotlight.doctor.finding import Finding

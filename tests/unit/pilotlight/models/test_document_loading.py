@@ -29,7 +29,7 @@ from pilotlight.models.document_loading import (
     read_documents,
 )
 from pilotlight.models.model_memory import Known
-from pilotlight.processes.serve import needs_tenant
+from pilotlight.processes.serve_options import needs_tenant
 from tests.support.builders.other_ggufs import make_projector
 from tests.support.builders.tiny_adapter import make_adapter
 from tests.support.harness.faults.fault_injection import InjectedError, concerns, inject

@@ -22,7 +22,7 @@ from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
 from artifacts.store.copies import Copy as Copy_
-from artifacts.store.copy_record import CopyKey
+from artifacts.store.file_names import CopyKey
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.contract import ModelName

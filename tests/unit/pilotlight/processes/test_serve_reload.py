@@ -12,7 +12,8 @@ from autoscaler.drivers.local.state_directory import replace_file
 from loadtest import tiny_gguf
 from pilotlight.models.document_loading import gather_documents, load_files
 from pilotlight.net.listen import Address
-from pilotlight.processes.serve import Reload, ServeOptions
+from pilotlight.processes.serve_options import ServeOptions
+from pilotlight.processes.serve_reload import Reload
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 SECRET = "s3cr3t-value"

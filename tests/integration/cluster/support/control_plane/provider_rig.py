@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 
 from autoscaler.kubernetes.api import UnreachableError
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.providers.provider import Provider
 from autoscaler.spec.installation_ownership import Ownership
 from pilotlight.provider_kubernetes_client import Objects

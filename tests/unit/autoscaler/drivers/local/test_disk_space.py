@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.local import driver, engine_logs
-from autoscaler.drivers.local.engine_logs import BYTES_MIN, Space
+from autoscaler.drivers.local import disk_space, driver
+from autoscaler.drivers.local.disk_space import BYTES_MIN, Space
 from autoscaler.fold.fold import fold
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState
@@ -23,19 +23,19 @@ ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
     [(ENOUGH, False), (LITTLE, True), (Space(0), True), (Space(BYTES_MIN, 0), True), (Space(BYTES_MIN, 1), False)],
 )
 def test_disk_below_the_minimum_free_bytes_or_without_inodes_is_full(space: Space, full: bool) -> None:
-    assert engine_logs.is_full(space) == full
+    assert disk_space.is_full(space) == full
 
 
 def test_directory_that_does_not_exist_does_not_count_as_full(tmp_path: Path) -> None:
-    assert engine_logs.measure_free_space(tmp_path).bytes > 0
-    assert not engine_logs.is_full(engine_logs.measure_free_space(tmp_path / "none")), "a write there names the error"
+    assert disk_space.measure_free_space(tmp_path).bytes > 0
+    assert not disk_space.is_full(disk_space.measure_free_space(tmp_path / "none")), "a write there names the error"
 
 
 def test_only_enospc_and_edquot_count_as_out_of_space() -> None:
-    assert engine_logs.is_out_of_space(OSError(errno.ENOSPC, "No space left on device"))
-    assert engine_logs.is_out_of_space(OSError(errno.EDQUOT, "Disk quota exceeded"))
-    assert not engine_logs.is_out_of_space(OSError(errno.EACCES, "Permission denied"))
-    assert not engine_logs.is_out_of_space(ValueError("ENOSPC"))
+    assert disk_space.is_out_of_space(OSError(errno.ENOSPC, "No space left on device"))
+    assert disk_space.is_out_of_space(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert not disk_space.is_out_of_space(OSError(errno.EACCES, "Permission denied"))
+    assert not disk_space.is_out_of_space(ValueError("ENOSPC"))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -50,9 +50,9 @@ def test_wait_for_disk_space_ends_when_space_is_free_or_on_a_stop(
             over.set()
         return found.pop(0)
 
-    monkeypatch.setattr(engine_logs, "LOOK_S", 0.0)
-    monkeypatch.setattr(engine_logs, "measure_free_space", space)
-    assert asyncio.run(engine_logs.wait_for_space(tmp_path, over)) is not stopped
+    monkeypatch.setattr(disk_space, "LOOK_S", 0.0)
+    monkeypatch.setattr(disk_space, "measure_free_space", space)
+    assert asyncio.run(disk_space.wait_for_space(tmp_path, over)) is not stopped
     assert not found
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from autoscaler.documents.document_types import DocumentError
 from autoscaler.documents.parse import parse_documents
 from autoscaler.engines.programs import xllamacpp_server
-from autoscaler.importers.decode import simplify_name
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
+from autoscaler.spec.document_names import simplify_name
 from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 

@@ -22,7 +22,7 @@ from autoscaler.providers.cro.objects import (
     request_name,
 )
 from autoscaler.providers.cro.provider import EXPECTED_S, FRESH_S, NODES, PARTIAL_S, CroFabric
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.release_checks import CLAIMS, SLICES
 from autoscaler.spec.settings import Settings

@@ -20,7 +20,7 @@ from autoscaler.providers.cro.objects import (
     request_name,
 )
 from autoscaler.providers.cro.provider import NODES, REST_S
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.provider import Attended, RefusedError
 from autoscaler.providers.runner import LIST_S, Observation, ProviderRunner
 from autoscaler.state.capacity import OFFERS_MAX, LeasesSeen

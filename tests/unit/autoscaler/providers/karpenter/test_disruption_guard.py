@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.karpenter.disruption_guard import DisruptionGuard
-from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kubernetes_access import AnswerError
 from autoscaler.providers.reconciler import REST_S
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod

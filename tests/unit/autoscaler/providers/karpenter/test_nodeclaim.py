@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.karpenter import nodeclaim, nodepool
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.state.capacity import Listed
 from tests.support.builders.node_templates import T4_NODES, t4_order
 from tests.support.fakes.kubernetes.karpenter import node_pool

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.providers.karpenter import nodepool
 from autoscaler.providers.karpenter.nodepool import NodePool, Variant
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from tests.support.builders.node_templates import T4_NODES

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.providers.karpenter.provider import KarpenterNodes
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.providers.release_checks import is_blocking_node_removal
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership

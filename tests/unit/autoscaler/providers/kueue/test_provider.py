@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers import order_annotations
-from autoscaler.providers.kube import Object
+from autoscaler.providers.kubernetes_access import Object
 from autoscaler.providers.kueue import objects as kueue_objects
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.provider import Provider, RefusedError

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers import order_annotations
-from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kubernetes_access import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE

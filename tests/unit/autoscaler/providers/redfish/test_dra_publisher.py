@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object
+from autoscaler.providers.kubernetes_access import CONFLICT, AnswerError, Object
 from autoscaler.providers.redfish.dra_publisher import (
     HOME,
     SWEEP_S,

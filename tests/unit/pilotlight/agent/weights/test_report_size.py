@@ -105,7 +105,7 @@ def test_inspections_of_an_agent_are_limited_and_all_assigned_in_turn() -> None:
         at = fold(at, [NodeReported(report=report)], now_s)[0]
         looks = [*assigner.looks(at, [N1], now_s)]
         assert len(looks) == LOOKS_MAX
-        assert len(msgspec.json.encode(build_node_wants(at, looks=looks)[N1])) < WANTS_BYTES_MAX
+        assert len(msgspec.json.encode(build_node_wants(at, inspections=looks)[N1])) < WANTS_BYTES_MAX
         assert {*assigner.looks(at, [N1], now_s + SILENT_S / 2)} == {*looks}, "an assignment that has not ended is kept"
         if turn == 0:
             assert (N1, WeightsRequest(HEALTHY, look=True)) in looks, "the first artifact of each Model comes first"

@@ -1,7 +1,7 @@
 """The blobs that a node's store offers to peers: complete ones, and received parts of those being fetched. I/O.
 
 Only reads the store's folder, without locks: an open file stays readable even if it is removed meanwhile. A blob is
-served only under its digest and from the folder (room) of the registry in the request; without `private`, only if it
+served only under its digest and from the folder of the registry in the request; without `private`, only if it
 belongs to a Copy that was fetched without a login. Complete blobs were verified when they arrived. Parts were not: the
 receiver verifies them as it does a registry's.
 """
@@ -22,7 +22,7 @@ from artifacts.disk.durable_writes import Disk, list_entries
 from artifacts.download import progress_file
 from artifacts.download.partial_file import FOLDER
 from artifacts.oci.blob_progress import BlobProgress
-from artifacts.store.copy_record import ROOM_DIGITS, digest_file_name
+from artifacts.store.file_names import ORIGIN_DIGITS, digest_file_name
 from artifacts.store.layout import StoreLayout
 from artifacts.store.pull import RECIPES
 
@@ -30,7 +30,7 @@ FETCHING_S = 10.0
 """A partial file modified this recently belongs to a running pull."""
 LOOK_EVERY_S = 1.0
 """Maximum age of the cached list of Copies."""
-ROOM = re.compile(rf"[0-9a-f]{{{ROOM_DIGITS}}}")
+ORIGIN_FOLDER = re.compile(rf"[0-9a-f]{{{ORIGIN_DIGITS}}}")
 
 
 class CompleteBlob(NamedTuple):
@@ -40,7 +40,7 @@ class CompleteBlob(NamedTuple):
     size: int
 
 
-class Coming(NamedTuple):
+class PartialBlob(NamedTuple):
     """A blob being fetched; `ledger` records which parts the open file has. The caller closes it."""
 
     number: int
@@ -57,7 +57,7 @@ class Coming(NamedTuple):
         return all(each in self.ledger.full for each in range(first // part, -(-end // part)))
 
 
-class Rebuilt(NamedTuple):
+class RebuiltArchive(NamedTuple):
     """An archive that is reassembled from its extracted files."""
 
     recipe: Recipe
@@ -69,7 +69,7 @@ class Rebuilt(NamedTuple):
         return self.recipe.size
 
 
-class Offers:
+class BlobOffers:
     """The offers of one store. `private`: also serve content fetched with a login or being fetched."""
 
     def __init__(self, layout: StoreLayout, *, private: bool) -> None:
@@ -82,9 +82,9 @@ class Offers:
         """(room, digest) of archives -> the folder of a Copy extracted from it."""
         self._looked_s = float("-inf")
 
-    def blob(self, room: str, digest: Digest) -> CompleteBlob | Coming | Rebuilt | None:
+    def blob(self, room: str, digest: Digest) -> CompleteBlob | PartialBlob | RebuiltArchive | None:
         """Return a blob; None if it is absent or may not be served. Blocks briefly."""
-        if not ROOM.fullmatch(room) or not (self.private or self.public(room, digest)):
+        if not ORIGIN_FOLDER.fullmatch(room) or not (self.private or self.public(room, digest)):
             return None
         found = _whole(self._layout.blobs / room / digest_file_name(digest)) or self._rebuilt(room, digest)
         if found is not None or not self.private:
@@ -101,7 +101,7 @@ class Offers:
         self._look()
         return self._public.get((room, digest), False)
 
-    def _rebuilt(self, room: str, digest: Digest) -> Rebuilt | None:
+    def _rebuilt(self, room: str, digest: Digest) -> RebuiltArchive | None:
         self._look()
         copy = self._archives.get((room, digest))
         opened = None if copy is None else _opened(copy / RECIPES / digest_file_name(digest))
@@ -114,7 +114,7 @@ class Offers:
             recipe = decode_recipe(os.pread(number, said.st_size, 0))
         finally:
             os.close(number)
-        return None if recipe is None else Rebuilt(recipe, copy / "files")
+        return None if recipe is None else RebuiltArchive(recipe, copy / "files")
 
     def _look(self) -> None:
         now_s = time.monotonic()
@@ -133,7 +133,7 @@ class Offers:
             if one.name.startswith(f"{room}-"):
                 yield Path(one.path) / "blobs"
 
-    def _coming(self, folder: Path, digest: Digest) -> Coming | None:
+    def _coming(self, folder: Path, digest: Digest) -> PartialBlob | None:
         opened = _opened(folder / digest)
         if opened is None:
             return None
@@ -143,7 +143,7 @@ class Offers:
         except OSError:
             text = b""
         ledger = progress_file.parse_progress(text, digest, said.st_size, self._disk.boot)
-        return Coming(number, said.st_size, ledger, fetching=time.time() - said.st_mtime < FETCHING_S)
+        return PartialBlob(number, said.st_size, ledger, fetching=time.time() - said.st_mtime < FETCHING_S)
 
 
 def _whole(path: Path) -> CompleteBlob | None:

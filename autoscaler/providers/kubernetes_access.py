@@ -1,8 +1,8 @@
 """The Kubernetes API access that providers need: a few requests and a watch, on plain dicts.
 
-`Server` is a Protocol because providers may not import the driver. `pilotlight.provider_kubernetes_client` implements
-it and rejects writes after the loss of leadership. Any exception except AnswerError means that the result of the
-request is unknown.
+`ApiServer` is a Protocol because providers may not import the driver. `pilotlight.provider_kubernetes_client`
+implements it and rejects writes after the loss of leadership. Any exception except AnswerError means that the result of
+the request is unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AnswerError(Exception):
         self.status, self.reason, self.message = status, reason, message
 
 
-class Server(Protocol):
+class ApiServer(Protocol):
     """Access to one API server. All methods raise AnswerError."""
 
     @property

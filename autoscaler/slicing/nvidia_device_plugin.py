@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of a node, how they are shared, and the Slicers of the device plugin and KAI. Pure.
+"""NVIDIA GPUs of a node, how the device plugin shares them, and its Slicers. Pure.
 
 Reads, in this order, the labels of GPU feature discovery, the device plugin's configuration and Settings; the first
 source with an answer wins. An answer "not shared" is ignored if the plugin offers more GPUs than there are. Input is
@@ -11,12 +11,6 @@ untrusted: malformed or implausible numbers count as missing.
   never exceed its memory. A fault of one process can end all processes on its device.
 - Whole GPUs: one slice each, for one replica at a time. GPUs whose sharing mode is unknown are listed as closed, with
   the action to take as the reason.
-- KAI: whole GPUs that the KAI scheduler shares between pods by memory, where Settings `nodes` declare it. It chooses
-  which of a node's GPUs a pod gets, so slices are counted like the shares of a device plugin, and other tenants are
-  kept off the node (`autoscaler.placement.model.tenant_isolation`). It does not enforce the memory limit, so each
-  engine is given its memory fraction. Source: KAI 0.17, docs/gpu-sharing. `gpu-memory` is in MiB of one GPU, cannot be
-  combined with a GPU in limits, and is rounded up to hundredths of a GPU. KAI may therefore reject a request that just
-  fits here; such a pod stays pending and is placed again elsewhere.
 """
 
 from __future__ import annotations
@@ -24,16 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from msgspec.structs import replace
-
 from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.pod import GPU
-from autoscaler.spec.quantity import in_mib
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 from autoscaler.text import format_count
 
-WHOLE, TIMESLICE, MPS, KAI, VOLCANO = "whole", "timeslice", "mps", "kai", "volcano"
+WHOLE, TIMESLICE, MPS = "whole", "timeslice", "mps"
 GPU_SHARED = GPU + ".shared"
 """Resource name used instead by a plugin with `renameByDefault`."""
 RESOURCES = (GPU_SHARED, GPU)
@@ -256,45 +247,3 @@ class WholeGpu(Mps):
             return build_slices(node, found, one, Isolation.HARDWARE)
         seen = found._replace(devices=found.devices or 1)
         return build_slices(node, seen, one, Isolation.NONE, explain_unknown_sharing(found))
-
-
-KAI_SCHEDULER = "kai-scheduler"
-KAI_MEMORY = "gpu-memory"
-"""Pod annotation."""
-KAI_RESERVES = "kai-resource-reservation"
-"""Namespace of KAI's pods that reserve the shared GPUs."""
-_KAI_FRACTION, _KAI_DEVICES = "gpu-fraction", "gpu-fraction-num-devices"
-
-
-def count_kai_gpus(annotations: Mapping[str, str]) -> int:
-    """Return how many GPUs the pod shares under KAI; each counts as fully used, since its other users are unknown."""
-    shares = KAI_MEMORY in annotations or _KAI_FRACTION in annotations
-    return max(1, parse_number(annotations.get(_KAI_DEVICES, 1))) if shares else 0
-
-
-class Kai(Mps):
-    """The Slicer for GPUs shared by KAI."""
-
-    kind = KAI
-
-    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """Return one slice per GPU, or None unless Settings declare that KAI allocates the node's GPUs."""
-        said = node.declared.slicing if node.declared is not None else None
-        found = read_gpus(node)
-        if found is None or said is None or said.kind != KAI:
-            return None
-        return tuple(replace(one, shared=True) for one in build_slices(node, found, Sharing(KAI), Isolation.NONE))
-
-    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """Request an amount of memory of one GPU, or whole GPUs. Raises ValueError for parts of several GPUs."""
-        part = parts[0]
-        if all(one.memory_bytes >= one.slice.memory_bytes for one in parts):
-            return PodFields(limits=build_pod_limits(parts).limits, scheduler=KAI_SCHEDULER)
-        if len(parts) > 1:
-            raise ValueError(f"{replica}: KAI gives a part of one GPU, or whole GPUs: request whole GPUs")
-        fraction = part.memory_bytes * 1000 // part.slice.memory_bytes / 1000
-        return PodFields(
-            annotations={KAI_MEMORY: str(max(1, in_mib(part.memory_bytes)))},
-            memory_fraction=max(0.001, fraction),
-            scheduler=KAI_SCHEDULER,
-        )
