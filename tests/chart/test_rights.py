@@ -11,7 +11,7 @@ from typing import NamedTuple
 import helm_python
 import pytest
 
-from autoscaler.drivers.kubernetes.adoption.parsing import COST, INTENT, REPLICA, SHOWN
+from autoscaler.drivers.kubernetes.adoption.objects import COST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.rbac import Scope, list_required_rights
 from autoscaler.spec.capacity import kinds_of
 from pilotlight.models.document_loading import load_settings

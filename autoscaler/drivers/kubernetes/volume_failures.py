@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen as AdoptedPod
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen as AdoptedPod
 from autoscaler.drivers.kubernetes.objects.pod_state import IMAGE_S_MAX, PodSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.unreadable_objects import Name

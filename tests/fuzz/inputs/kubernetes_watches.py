@@ -21,7 +21,7 @@ from kubernetes.aio import client
 from autoscaler.documents import parse
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
-from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.adoption.objects import WorkloadSeen, read_workload
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.adoption.workload_runner import Means, Runner
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver

@@ -6,7 +6,7 @@ from typing import Any
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.annotations import read_model
-from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadKey, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.state.world import Replica, ReplicaResources

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.parsing import LINGO, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import LINGO, WorkloadSeen
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.spec.decode import WrongKeyError, suggest_nearest
 from autoscaler.spec.document_names import check_name

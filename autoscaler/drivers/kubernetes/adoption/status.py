@@ -14,7 +14,7 @@ import math
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.annotations import USUAL, WRONG
-from autoscaler.drivers.kubernetes.adoption.parsing import SHOWN, ShownCondition
+from autoscaler.drivers.kubernetes.adoption.objects import SHOWN, ShownCondition
 from autoscaler.kubernetes.resources.model_conditions import MESSAGE_MAX, NAME_TAKEN, ConditionValue
 from autoscaler.spec.model import Model
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from autoscaler.drivers.kubernetes.adoption.parsing import ReleasedWorkload, ShownCondition, WorkloadKey, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import ReleasedWorkload, ShownCondition, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.status import Sign
 from autoscaler.drivers.kubernetes.adoption.workload_runner import PLURALS
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autoscaler import text
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen
 from autoscaler.drivers.kubernetes.objects.pod_state import StartTiming
 from autoscaler.spec.document_names import format_replica_id
 from autoscaler.spec.model import ADOPTED_HASH

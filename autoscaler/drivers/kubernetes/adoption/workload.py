@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.tracked_pod import (
     EXITED,
     RELEASED,

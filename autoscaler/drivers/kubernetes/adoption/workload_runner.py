@@ -18,7 +18,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
 from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import Hand, read_port
-from autoscaler.drivers.kubernetes.adoption.parsing import (
+from autoscaler.drivers.kubernetes.adoption.objects import (
     COST,
     GOES_FIRST,
     INTENT,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.adoption.parsing import COST
+from autoscaler.drivers.kubernetes.adoption.objects import COST
 from tests.integration.cluster.support.entry_points import held_engine
 from tests.integration.cluster.support.installations.adoption import OURS, Adopting, workload
 

@@ -12,7 +12,7 @@ import pytest
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
-from autoscaler.drivers.kubernetes.adoption.parsing import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
+from autoscaler.drivers.kubernetes.adoption.objects import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.document_names import format_replica_id

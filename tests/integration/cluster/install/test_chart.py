@@ -23,7 +23,7 @@ import helm_python
 import pytest
 import yaml
 
-from autoscaler.drivers.kubernetes.adoption.parsing import REPLICA
+from autoscaler.drivers.kubernetes.adoption.objects import REPLICA
 from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES

@@ -16,7 +16,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes.adoption import status_writer as adoption_status_writer
 from autoscaler.drivers.kubernetes.adoption.annotations import LOW, WRONG
-from autoscaler.drivers.kubernetes.adoption.parsing import COST, REPLICA
+from autoscaler.drivers.kubernetes.adoption.objects import COST, REPLICA
 from autoscaler.drivers.kubernetes.adoption.status import SCALED
 from autoscaler.drivers.kubernetes.objects.pod_manifest import DRAIN
 from autoscaler.kubernetes.api import Api, Object

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import (
     read_model,
     set_naming_time,
 )
-from autoscaler.drivers.kubernetes.adoption.parsing import (
+from autoscaler.drivers.kubernetes.adoption.objects import (
     WorkloadKey,
     WorkloadSeen,
     read_pod,

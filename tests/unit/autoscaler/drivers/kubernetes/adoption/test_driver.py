@@ -18,7 +18,7 @@ from autoscaler.drivers.kubernetes import pod_writer, volume_failures
 from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_runner
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
-from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.pod_writer import Pauses
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.annotations import Hand, Others, read_model
-from autoscaler.drivers.kubernetes.adoption.parsing import (
+from autoscaler.drivers.kubernetes.adoption.objects import (
     ReleasedWorkload,
     ShownCondition,
     WorkloadKey,

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from autoscaler.drivers.kubernetes.adoption import status_writer
-from autoscaler.drivers.kubernetes.adoption.parsing import ReleasedWorkload, ShownCondition, WorkloadKey
+from autoscaler.drivers.kubernetes.adoption.objects import ReleasedWorkload, ShownCondition, WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.resources.model_conditions import ConditionValue

@@ -9,7 +9,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import DesiredReplicas
 from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import read_model
-from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadKey
+from autoscaler.drivers.kubernetes.adoption.objects import WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
 from autoscaler.drivers.kubernetes.objects.pod_state import read_waiting_reason
