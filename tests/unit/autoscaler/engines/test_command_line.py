@@ -89,9 +89,7 @@ def test_llama_cpp_uses_llama_server_when_xllamacpp_is_missing() -> None:
 
 
 def test_missing_engine_error_names_the_install_command() -> None:
-    with pytest.raises(
-        EngineError, match=r"^Model m: llama\.cpp is not installed here: pip install 'pilotlight\[llama\]'"
-    ):
+    with pytest.raises(EngineError, match=r"^Model m: llama\.cpp is not installed here: pip install xllamacpp"):
         start(model("llama.cpp"), "vllm")
 
 
