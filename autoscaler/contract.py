@@ -145,6 +145,32 @@ class PolicyEntry(Message, frozen=True):
     answer_check: PolicyCheck | None = None
 
 
+class ChatTemplate(Message, frozen=True):
+    """How the messages of a chat become one prompt."""
+
+    roles: dict[str, tuple[str, str]]
+    """Role -> the texts before and after the content of a message. Without `system`, the content of system messages is
+    put in front of the next message of the user.
+    """
+    answer: str
+    """The text after the last message, where the answer begins."""
+
+
+class TritonEntry(Message, frozen=True):
+    """The inputs of a model of Triton, whose server has no API of OpenAI: requests are translated to them."""
+
+    inputs: dict[str, str]
+    """Member of OpenAI's API, or `exclude_prompt` -> input."""
+    json_input: str = ""
+    """The input for the JSON text of all sampling parameters, with OpenAI's names. Empty: there is none."""
+    one_stop: bool = False
+    """Whether a request may have only one stop sequence: a list is an error for models without that input."""
+    chat_template: ChatTemplate | None = None
+    """None: the prompt is the JSON text of the messages."""
+    embedding_input: str = "text_input"
+    """The input for the texts of a request for embeddings."""
+
+
 class ModelEntry(Message, frozen=True):
     """The properties of a Model that a gateway needs, whether or not a replica of it runs."""
 
@@ -175,6 +201,8 @@ class ModelEntry(Message, frozen=True):
     queue: QueueLimits = QueueLimits()
     clocks: Clocks = Clocks()
     policy: PolicyEntry | None = None
+    triton: TritonEntry | None = None
+    """None: the engine has the APIs of `dialects`."""
 
 
 class KeyEntry(Message, frozen=True):

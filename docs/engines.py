@@ -48,7 +48,7 @@ def _overview() -> Iterator[str]:
         cells = (
             f"[`{name}`](#{name.replace('.', '')})", programs or "the Model's `command`",
             f"`{engine.image}`" if engine.image else "", str(engine.slots), f"`{engine.readiness_path}`",
-            ", ".join(engine.dialects) or "none yet", TESTS[engine.behavior.tests],
+            ", ".join(engine.dialects) or "[translated](triton-api.md)", TESTS[engine.behavior.tests],
         )  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 

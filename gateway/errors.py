@@ -320,8 +320,8 @@ def unchecked_answer() -> CallError:
 def translated_answer_too_large(limit_bytes: int) -> CallError:
     """502: the answer exceeds the limit of answers that are translated; no setting changes it."""
     message = (
-        f"the answer is larger than {limit_bytes} bytes, the limit of this endpoint; send fewer inputs or lower "
-        "max_tokens, or use the path of OpenAI's API, such as /v1/embeddings or /v1/chat/completions"
+        f"the answer is larger than {limit_bytes} bytes, the limit of translated answers; send fewer inputs or lower "
+        "max_tokens"
     )
     return CallError(502, "upstream_error", message, should_retry=False)
 

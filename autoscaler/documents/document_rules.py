@@ -37,6 +37,7 @@ from autoscaler.spec.tenant import TenantSpec
 from autoscaler.text import unix_seconds
 
 MESSAGE = "is not supported yet in this version"
+TRITON_ONLY = "only engine `triton` supports it; remove it"
 
 LATER_ENGINES = frozenset({"external"})
 SCHEMES = frozenset({"pvc", *STORED})
@@ -259,6 +260,8 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "env", key), DEVICES_CHOSEN)
     if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
         raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
+    if spec.triton is not None and spec.engine != "triton":
+        raise WrongKeyError(("spec", "triton"), TRITON_ONLY)
     for position, products in enumerate(spec.gpu.models):
         if not products.strip():
             raise WrongKeyError(("spec", "gpu", "models", position), PRODUCT_WANTED)

@@ -20,13 +20,14 @@ from autoscaler.contract import (
     PolicyEntry,
     QueueLimits,
     TenantEntry,
+    TritonEntry,
 )
 from autoscaler.engines import artifact_path
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.spec.engine_definition import Adapters, fill_template
-from autoscaler.spec.engines import ENGINES, takes_stream_options
-from autoscaler.spec.model import Model
+from autoscaler.spec.engines import CHAT_TEMPLATES, ENGINES, TRITON, TRITON_BACKENDS, takes_stream_options
+from autoscaler.spec.model import Model, Triton
 from autoscaler.spec.policy import Members, ModelPolicy, RequestCheck, RequestPolicy
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
@@ -95,6 +96,16 @@ def model_entry(model: Model) -> ModelEntry:
             stall_seconds_max=spec.stall_seconds_max,
         ),
         policy=build_policy_entry(spec.policy),
+        triton=_triton_entry(spec.triton or Triton()) if engine is TRITON else None,
+    )
+
+
+def _triton_entry(triton: Triton) -> TritonEntry:
+    """Return the inputs of a model of Triton."""
+    return msgspec.structs.replace(
+        TRITON_BACKENDS[triton.backend],
+        chat_template=CHAT_TEMPLATES[triton.chat_template],
+        embedding_input=triton.embedding_input,
     )
 
 

@@ -35,6 +35,7 @@ from autoscaler.documents.document_rules import (
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
     SCHEMES,
+    TRITON_ONLY,
 )
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.slicers import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
@@ -200,6 +201,7 @@ _SPEC = (
         says=True,
         reason="FieldValueForbidden",
     ),
+    Rule("!has(self.triton) || self.engine == 'triton'", TRITON_ONLY, ".triton"),
     *_excludes(),
     *_COMMAND,
 )

@@ -147,6 +147,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Variables to add to the environment. A value in a tuple is omitted if its placeholder has no value."""
     synonyms: dict[str, str] = {}
     """Other spellings of flags in the command line, with the placeholder that they set."""
+    repeated_flags: tuple[str, ...] = ()
+    """Flags that may occur several times with different values, so that Models may use them, too."""
     readiness_path: str = "/health"
     """The path that returns 200 if, and only if, the model is served. {name} is the name that the engine serves."""
     artifacts: Artifacts
@@ -157,7 +159,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     named_by_path: bool = False
     """Whether the engine serves the model under the path of its weights."""
     dialects: tuple[str, ...] = ("openai", "anthropic")
-    """The APIs that the engine supports. Empty: none that the gateway forwards."""
+    """The APIs that the engine supports. Empty: none that the gateway forwards; it translates requests."""
     slots: int
     """Concurrent requests per replica if the Model does not set `slots`."""
     pages: bool = False
@@ -209,7 +211,7 @@ def reserved_flags(engine: Engine) -> dict[str, str]:
                 flags |= {
                     name.replace("_", "-"): found for found in PLACEHOLDER.findall(joined if is_joined else value)
                 }
-    return {flag: name for flag, name in flags.items() if name in RESERVED}
+    return {flag: name for flag, name in flags.items() if name in RESERVED and flag not in engine.repeated_flags}
 
 
 RESERVED: Final = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from autoscaler.contract import ChatTemplate, TritonEntry
 from autoscaler.spec.engine_definition import Adapters, Behavior, Engine, EngineMetrics, Platform, Program, Sleep
 
 CHECKPOINTS = 3
@@ -302,6 +303,7 @@ TRITON = Engine(
     ),
     install="put tritonserver on the PATH",
     image="nvcr.io/nvidia/tritonserver",
+    repeated_flags=("--load-model",),  # models that it calls; those of an ensemble are loaded with it
     readiness_path="/v2/models/{name}/ready",
     artifacts="file",
     dialects=(),
@@ -310,7 +312,8 @@ TRITON = Engine(
     behavior=Behavior(
         ready_when="the model is loaded; 400 otherwise. `/v2/health/ready` is no readiness: 200 with nothing loaded, "
         "400 after a failed load",
-        cancellation="documented for gRPC and the C API only, not for HTTP",
+        cancellation="cancels the request when the connection is closed. The backend decides when it stops: a Python "
+        "model must call `is_cancelled`",
         stop="waits for running requests, at most `--exit-timeout-secs` (30 s by default); 1.9 s without requests",
         memory="the model's own configuration in the repository",
         metrics=EngineMetrics(
@@ -331,15 +334,79 @@ TRITON = Engine(
             *("/v2/models/{id}/config", "/v2/trace/setting", "/v2/logging"),
             *("/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"),
         ),
-        notes="the gateway does not translate requests for it yet, and rejects them with 400. If the model cannot be "
-        "loaded, the process ends with status 1. A load can hang in LOADING. `GET /v2/models/M/stats` has the times "
-        "in the queue on the port of the requests",
+        notes="[requests are translated](triton-api.md). If the model cannot be loaded, the process ends with status "
+        "1. A load can hang in LOADING. `GET /v2/models/M/stats` has the times in the queue on the port of the requests",
         sources=(
             "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/",
+            "https://github.com/triton-inference-server/vllm_backend/blob/main/src/model.py",
+            "https://github.com/NVIDIA/TensorRT-LLM/tree/main/triton_backend/all_models",
             "observed with tritonserver 2.51.0 on a CPU",
         ),
     ),
 )
+
+_SAMPLING = (
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+_TENSORRT_LLM_INPUTS = {name: name for name in _SAMPLING} | {
+    "stop": "stop_words",
+    "stream": "stream",
+    "exclude_prompt": "exclude_input_in_output",
+}
+TRITON_BACKENDS = {
+    # Triton takes a member that is no input of the model for a parameter of the request, which these backends ignore.
+    # Only a list is then an error.
+    "auto": TritonEntry(inputs=_TENSORRT_LLM_INPUTS, json_input="sampling_parameters", one_stop=True),
+    # `ensemble` and `tensorrt_llm_bls` of triton_backend/all_models/inflight_batcher_llm in TensorRT-LLM
+    "tensorrt-llm": TritonEntry(inputs=_TENSORRT_LLM_INPUTS),
+    # `tensorrt_llm` of triton_backend/all_models/llmapi in TensorRT-LLM
+    "tensorrt-llm-api": TritonEntry(
+        inputs={
+            name: f"sampling_param_{name}"
+            for name in (*_SAMPLING, "stop")
+            if name not in {"min_tokens", "repetition_penalty"}
+        }
+        | {"stream": "streaming", "exclude_prompt": "sampling_param_exclude_input_from_output"}
+    ),
+    # `src/model.py` of triton-inference-server/vllm_backend
+    "vllm": TritonEntry(
+        inputs={"stream": "stream", "exclude_prompt": "exclude_input_in_output"}, json_input="sampling_parameters"
+    ),
+}
+"""The inputs of models of Triton by `spec.triton.backend`."""
+
+CHAT_TEMPLATES: dict[str, ChatTemplate | None] = {
+    "chatml": ChatTemplate(
+        roles={role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ("system", "user", "assistant")},
+        answer="<|im_start|>assistant\n",
+    ),
+    "gemma": ChatTemplate(
+        roles={
+            "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
+            "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+        },
+        answer="<start_of_turn>model\n",
+    ),
+    "llama3": ChatTemplate(
+        roles={
+            role: (f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
+            for role in ("system", "user", "assistant")
+        },
+        answer="<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    "messages": None,
+    "mistral": ChatTemplate(roles={"user": ("[INST] ", " [/INST]"), "assistant": (" ", "</s>")}, answer=""),
+    "phi": ChatTemplate(
+        roles={role: (f"<|{role}|>\n", "<|end|>\n") for role in ("system", "user", "assistant")},
+        answer="<|assistant|>\n",
+    ),
+    "plain": ChatTemplate(
+        roles={"system": ("", "\n\n"), "user": ("User: ", "\n"), "assistant": ("Assistant: ", "\n")},
+        answer="Assistant:",
+    ),
+}
+"""Templates by `spec.triton.chatTemplate`, without the token that begins a text, which tokenizers add."""
 
 OLLAMA = Engine(
     name="ollama",

@@ -29,6 +29,8 @@ EngineName = Literal[
     "vllm", "sglang", "tensorrt-llm", "triton", "llama.cpp", "ollama", "tei", "infinity", "transformers", "speaches",
     "command",
 ]  # fmt: skip
+TritonBackend = Literal["auto", "tensorrt-llm", "tensorrt-llm-api", "vllm"]
+ChatTemplateName = Literal["chatml", "gemma", "llama3", "messages", "mistral", "phi", "plain"]
 
 IDLE_AUTO_S = (60.0, 900.0)
 """The bounds of `idleSeconds: auto`, which is 10 times the median start time."""
@@ -132,6 +134,17 @@ class EngineTls(Part, frozen=True):
     """The name in the engine's certificate. None: the address that the engine listens on."""
 
 
+class Triton(Part, frozen=True):
+    """The inputs of a model of Triton, to which the gateway translates requests."""
+
+    backend: TritonBackend = "auto"
+    """The backend of the model. `auto`: the inputs of TensorRT-LLM and vLLM together, and at most one stop sequence."""
+    chat_template: ChatTemplateName = "chatml"
+    """The template that makes one prompt of the messages of a chat. `messages`: the prompt is their JSON text."""
+    embedding_input: Annotated[str, Meta(min_length=1, max_length=200)] = "text_input"
+    """The name of the input for the texts of a request for embeddings."""
+
+
 class Adapter(Part, frozen=True):
     """Weights that are applied on top of the Model's own weights (LoRA). Clients request an adapter as `model:name`."""
 
@@ -168,6 +181,8 @@ class ModelSpec(Part, frozen=True):
     """The HTTP path that returns 200 if the engine accepts requests. None: the engine's default."""
     tls: EngineTls | None = None
     """TLS of the engine. None: the engine uses plain HTTP."""
+    triton: Triton | None = None
+    """The inputs of the model of engine `triton`. None: the defaults."""
     context_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     """The context length of one slot, in tokens. None: the engine's default."""
     gpu: Gpu = Gpu()

@@ -28,7 +28,7 @@ _text = msgspec.json.Decoder(str)
 class ChatConverter:
     """Converts one response. After `broken`, the response is unusable."""
 
-    __slots__ = ("_finish_reason", "_held", "_usage", "broken", "ended", "stream")
+    __slots__ = ("_finish_reason", "_held", "_usage", "broken", "ended", "status", "stream")
 
     def __init__(self, *, stream: bool) -> None:
         self._held = bytearray()
@@ -41,6 +41,8 @@ class ChatConverter:
         """Whether the engine sent something that is not an OpenAI response."""
         self.ended = False
         """Whether the end of the stream was written."""
+        self.status = 0
+        """The status of a response that is converted whole; 0: that of the engine."""
 
     # --- implemented for each API ------------------------------------------------------------------------------------
 
@@ -61,6 +63,10 @@ class ChatConverter:
         head of a stream.
         """
         raise NotImplementedError
+
+    def token_counts(self) -> bytes:
+        """Return the usage as OpenAI's API has it, if the engine's response has it in another form; empty otherwise."""
+        return b""
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
@@ -101,8 +107,10 @@ class ChatConverter:
         payload = b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])
         if not payload:
             return b""  # a comment
-        if payload == b"[DONE]":
-            return self._end()
+        return self._end() if payload == b"[DONE]" else self._payload(payload)
+
+    def _payload(self, payload: bytes) -> bytes:
+        """Convert the data of one event."""
         try:
             chunk = _completion.decode(payload)
         except UNREADABLE:
@@ -133,6 +141,41 @@ class ChatConverter:
             self.broken = True
             return None
         return found
+
+
+class ChainedConverter(ChatConverter):
+    """Converts a response with one converter, and the result with a second one."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: ChatConverter, second: ChatConverter) -> None:
+        super().__init__(stream=second.stream)
+        self._first = first
+        self._second = second
+
+    def feed(self, content: bytes) -> bytes:
+        """See ChatConverter."""
+        return self._note(self._second.feed(self._first.feed(content)))
+
+    def finish(self) -> bytes:
+        """See ChatConverter."""
+        out = self._second.feed(self._first.finish())
+        return self._note(out if self._first.broken else out + self._second.finish())
+
+    def convert(self, status: int, body: bytes, *, late: bool = False) -> bytes:
+        """See ChatConverter."""
+        middle = self._first.convert(status, body)
+        self.status = self._first.status
+        return self._note(b"" if self._first.broken else self._second.convert(self.status or status, middle, late=late))
+
+    def token_counts(self) -> bytes:
+        """See ChatConverter."""
+        return self._first.token_counts()
+
+    def _note(self, out: bytes) -> bytes:
+        self.broken = self._first.broken or self._second.broken
+        self.ended = self._second.ended
+        return out
 
 
 def read_arguments(arguments: Raw) -> str:

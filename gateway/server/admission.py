@@ -1,32 +1,42 @@
 """Builds requests for dispatch: finds the tenant and the Model, and edits or translates the body for the engine.
 
+A body is translated to OpenAI's API, edited, and then translated to Triton's API if the engine has only that.
+
 The checks have the same order as those of a head (`gateway.server.precheck`). A request of Ollama's API that asks to
 stop a model is answered at once and changes nothing, because the Model's settings decide when it stops.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from autoscaler.contract import ModelEntry, TenantEntry
-from gateway.dialects import messages_requests, ollama_requests, translated_request
+from gateway.dialects import messages_requests, ollama_requests, translated_request, triton_requests
 from gateway.dialects.ollama_responses import ReplyConverter
 from gateway.dialects.translated_request import TranslatedRequest
+from gateway.dialects.triton_requests import TritonRequest
 from gateway.dispatch.call import Call
-from gateway.errors import out_of_memory, too_large, translated_too_large, unsupported_dialect
+from gateway.errors import out_of_memory, too_large, translated_too_large
 from gateway.http import responses
 from gateway.http.body_buffers import LARGE_BYTES, Body, ChunkedBody
 from gateway.http.request_head import Head, Request
 from gateway.policy.request_policy import Policy
 from gateway.request import body_members
-from gateway.request.api_routes import Dialect, Operation
+from gateway.request.api_routes import MESSAGES, Dialect, Operation
 from gateway.request.auth import cache_salt
 from gateway.request.body_members import Peek
 from gateway.request.headers import Asked, get_call_headers
 from gateway.request.multipart import Form
 from gateway.server import precheck
 from gateway.server.proxied_call import ProxiedCall
-from gateway.server.translated_call import OLLAMA_JSON, MessagesCall, OllamaCall, TranslatedCall, timestamp
+from gateway.server.translated_call import (
+    OLLAMA_JSON,
+    MessagesCall,
+    OllamaCall,
+    TranslatedCall,
+    TritonCall,
+    timestamp,
+)
 
 _JSON = b"application/json"
 Translating = TypeVar("Translating", bound=TranslatedCall)
@@ -52,7 +62,7 @@ def admit_call(
     peek = body_members.read_body(operation, request.body, headers.content_type, headers.model, default, watched)
     entry = directory.names.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
-        return _admit_messages_call(gateway, client, request, operation, tenant, entry, now_s)
+        return _admit_translated_call(gateway, client, request, operation, tenant, entry, peek, now_s)
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     asks_usage = entry.takes_stream_options
     policy = None if directory.policies is None else directory.policies.find(tenant, entry, peek.model)
@@ -85,33 +95,44 @@ def admit_ollama_call(
     translated = ollama_requests.translate_request(operation, _whole_body(request))
     peek = _read_translated(gateway, translated, headers)
     entry = gateway.directory.names.resolve_tagged(tenant, peek.model)
-    if translated.target.dialect not in entry.dialects:
-        raise unsupported_dialect()
+    precheck.check_dialect(translated.target, entry)
     if translated.action == "unload":
         _reply(gateway, client, head, ReplyConverter(translated, entry.name, timestamp, dict).loaded("unload"))
         return None
-    call, body, policy = _prepare(gateway, client, request, tenant, entry, translated, peek, "ollama", now_s)
-    return _apply(OllamaCall(call, gateway, client, head, entry, body, translated), policy, entry)
+    made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, "ollama", now_s)
+    return _apply(OllamaCall(made.call, gateway, client, head, entry, made.body, made.triton, translated), made, entry)
 
 
-def _admit_messages_call(  # noqa: PLR0917  one caller passes them in this order
+def _admit_translated_call(  # noqa: PLR0917  one caller passes them in this order
     gateway: GatewayContext, client: Connection, request: Request, operation: Operation, tenant: TenantEntry,
-    entry: ModelEntry, now_s: float,
-) -> MessagesCall:  # fmt: skip
+    entry: ModelEntry, peek: Peek | Form, now_s: float,
+) -> TranslatedCall:  # fmt: skip
     """Build the Call for a Request to an engine without the API of its path. Raises CallError: 400 if the API cannot be
     translated either.
     """
     precheck.check_dialect(operation, entry)
+    head = request.head
+    if operation is not MESSAGES:
+        _check_size(request.body)
+        made = _prepare(gateway, client, request, tenant, entry, operation, peek, operation.dialect, now_s)
+        call = TritonCall(made.call, gateway, client, head, operation, entry, made.body, made.triton, peek.model)
+        return _apply(call, made, entry)
     translated = messages_requests.translate_messages(_whole_body(request))
-    peek = _read_translated(gateway, translated, get_call_headers(request.head))
-    call, body, policy = _prepare(gateway, client, request, tenant, entry, translated, peek, "anthropic", now_s)
-    return _apply(MessagesCall(call, gateway, client, request.head, entry, body, translated), policy, entry)
+    peek = _read_translated(gateway, translated, get_call_headers(head))
+    made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, "anthropic", now_s)
+    return _apply(
+        MessagesCall(made.call, gateway, client, head, entry, made.body, made.triton, translated), made, entry
+    )
+
+
+def _check_size(body: Body) -> None:
+    if len(body) > translated_request.BODY_BYTES_MAX:
+        raise translated_too_large(translated_request.BODY_BYTES_MAX)
 
 
 def _whole_body(request: Request) -> bytes:
     body = request.body
-    if len(body) > translated_request.BODY_BYTES_MAX:
-        raise translated_too_large(translated_request.BODY_BYTES_MAX)
+    _check_size(body)
     if isinstance(body, bytes):
         return body
     if not isinstance(body, ChunkedBody):
@@ -127,38 +148,58 @@ def _read_translated(gateway: GatewayContext, translated: TranslatedRequest, hea
     return body_members.read_body(translated.target, translated.body, _JSON, headers.model, default)
 
 
-def _prepare(  # noqa: PLR0917  two callers pass them in this order
+class _Prepared(NamedTuple):
+    """A request whose response is converted. `body` is that for the engine, `checked` that for external checks."""
+
+    call: Call
+    body: Body
+    checked: bytes
+    policy: Policy | None
+    triton: TritonRequest | None
+
+
+def _prepare(  # noqa: PLR0917  three callers pass them in this order
     gateway: GatewayContext, client: Connection, request: Request, tenant: TenantEntry, entry: ModelEntry,
-    translated: TranslatedRequest, peek: Peek | Form, dialect: Dialect, now_s: float,
-) -> tuple[Call, Body, Policy | None]:  # fmt: skip
-    """Edit a translated body as on other paths, and return the Call, the body and the policy. Raises CallError."""
+    operation: Operation, peek: Peek | Form, dialect: Dialect, now_s: float,
+) -> _Prepared:  # fmt: skip
+    """Edit a body of OpenAI's API as on other paths, and translate it for Triton if the engine is one. Raises
+    CallError.
+    """
     headers, policies = get_call_headers(request.head), gateway.directory.policies
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     policy = None if policies is None else policies.find(tenant, entry, peek.model)
+    asks_usage = entry.takes_stream_options and entry.triton is None
     edited = body_members.edit_body(
-        translated.target, peek, entry.served_name, salt, entry.lora, include_usage=entry.takes_stream_options,
-        policy=policy,
-    )  # fmt: skip
-    body = _counted(gateway, request.body, edited)
+        operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
+    )
+    whole = edited if isinstance(edited, bytes) else b"".join(edited.parts)
+    triton: TritonRequest | None = None
+    if entry.triton is not None:
+        wants_usage = dialect != operation.dialect or (isinstance(peek, Peek) and peek.wants_usage)
+        triton = triton_requests.translate_request(
+            operation.engine_path, whole, entry.triton, entry.served_name, wants_usage=wants_usage
+        )
+    body = _counted(gateway, request.body, whole if triton is None else triton.body)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
-    priority, stream = min(tenant.priority_max, headers.priority), translated.stream
-    call = Call(client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, dialect)
-    return call, body, policy
+    priority = min(tenant.priority_max, headers.priority)
+    call = Call(
+        client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), peek.stream, dialect
+    )  # fmt: skip
+    return _Prepared(call, body, whole, policy, triton)
 
 
-def _apply(call: Translating, policy: Policy | None, entry: ModelEntry) -> Translating:
+def _apply(call: Translating, made: _Prepared, entry: ModelEntry) -> Translating:
     """Prepare the external checks, and the counting of tokens if the engine does not report them. Raises CallError."""
-    if policy is not None:
-        call.apply_checks(policy)
-    call.counts_tokens = call.call.stream and not entry.takes_stream_options
+    if made.policy is not None:
+        call.apply_checks(made.policy, body=made.checked)
+    call.counts_tokens = call.call.stream and not entry.takes_stream_options and made.triton is None
     return call
 
 
-def _counted(gateway: GatewayContext, received: Body, edited: Body) -> Body:
+def _counted(gateway: GatewayContext, received: Body, body: bytes) -> Body:
     """Return a translated body that is counted with its own size: a large one in the budget, as it is here, a small one
     by dispatch while it is queued. The received body is dropped. Raises CallError 503 if there is no room for it.
     """
-    body = edited if isinstance(edited, bytes) else b"".join(edited.parts)
     before = received if isinstance(received, ChunkedBody) else None
     if len(body) <= LARGE_BYTES:
         gateway.discard(before)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.contract import ModelEntry, TenantEntry
 from gateway import errors
-from gateway.dialects import ollama_requests, translated_request
+from gateway.dialects import ollama_requests, translated_request, triton_requests
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.http.host_check import is_from_foreign_page
 from gateway.http.request_head import Head
@@ -112,6 +112,10 @@ def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operati
 
 def check_dialect(operation: Operation, entry: ModelEntry) -> None:
     """Raise 400 unless the engine supports the API of this path, or the request is translated for it."""
-    is_translated = operation is MESSAGES and CHAT.dialect in entry.dialects
-    if operation.dialect not in entry.dialects and not is_translated:
+    if operation.dialect in entry.dialects:
+        return
+    target = CHAT if operation is MESSAGES else operation
+    is_translated = target is not operation and target.dialect in entry.dialects
+    is_for_triton = entry.triton is not None and target.engine_path in triton_requests.PATHS
+    if not is_translated and not is_for_triton:
         raise errors.unsupported_dialect()

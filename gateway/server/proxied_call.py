@@ -246,8 +246,10 @@ class ProxiedCall(Sink):
 
     # --- external checks -------------------------------------------------------------------------------------------
 
-    def apply_checks(self, policy: Policy, *, is_form: bool = False) -> None:
-        """Prepare the external checks of a policy. Raises CallError if the request cannot be checked."""
+    def apply_checks(self, policy: Policy, *, is_form: bool = False, body: Body | None = None) -> None:
+        """Prepare the external checks of a policy. Raises CallError if the request cannot be checked. `body`: what they
+        check, unless it is the body for the engine.
+        """
         if not (policy.request_checks or policy.answer_checks):
             return
         self.policy = policy
@@ -255,8 +257,9 @@ class ProxiedCall(Sink):
             if self.call.stream and any(check.rejects_streams for check in policy.answer_checks):
                 raise unchecked_stream()
             if policy.request_checks:
-                body = external_checks.NO_BODY if is_form else external_checks.read_request_body(self._body)
-                self._check_content = self._message("request", body)
+                checked = self._body if body is None else body
+                content = external_checks.NO_BODY if is_form else external_checks.read_request_body(checked)
+                self._check_content = self._message("request", content)
         except CallError:
             self._drop_body()
             raise
@@ -291,8 +294,11 @@ class ProxiedCall(Sink):
             self._refuse(too_many_checks())
 
     def _message(self, kind: str, body: Raw) -> bytes:
-        call, path = self.call, self._operation.engine_path.decode()
-        message = external_checks.CheckMessage(kind, call.model, call.tenant, call.id, path, body)
+        return self._render_check(kind, self._operation.engine_path, body)
+
+    def _render_check(self, kind: str, path: bytes, body: Raw) -> bytes:
+        call = self.call
+        message = external_checks.CheckMessage(kind, call.model, call.tenant, call.id, path.decode(), body)
         return external_checks.render_check(message)
 
     def _hold(self, data: bytes) -> None:

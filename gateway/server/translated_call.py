@@ -3,6 +3,9 @@
 They take the path of every request (`gateway.server.proxied_call`). A document is converted when it is complete. Until
 then nothing is sent, so that a failure is still a proper error.
 
+If the engine is a Triton without OpenAI's API, its responses are first converted to that API. Policies and external
+checks always see OpenAI's API.
+
 Ollama's API: a request without a prompt only starts its model. It is queued like others, and answered when a slot is
 granted. The keep-alive of a stream is a space. It becomes part of the next line, where JSON allows it; clients parse
 every line, so an empty line would be an error.
@@ -14,12 +17,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import Raw
+
 from autoscaler.contract import ModelEntry
-from gateway.dialects.chat_responses import ChatConverter
+from gateway.dialects.chat_responses import ChainedConverter, ChatConverter
 from gateway.dialects.messages_requests import TranslatedMessages
 from gateway.dialects.messages_responses import MessagesConverter
 from gateway.dialects.ollama_requests import Translated
 from gateway.dialects.ollama_responses import ReplyConverter
+from gateway.dialects.triton_requests import TritonRequest
+from gateway.dialects.triton_responses import TritonConverter
 from gateway.dispatch.call import Call, Outcome
 from gateway.errors import CallError, translated_answer_too_large, upstream_error
 from gateway.http import responses
@@ -88,6 +95,15 @@ class TranslatedAnswer(Answer):
         """
         return self._walked.until_close and self._streams and not self._converter.ended
 
+    @property
+    def status(self) -> int:
+        """The status of the converted response."""
+        return self._converter.status or self._status
+
+    def token_counts(self) -> bytes:
+        """Return the ends of the body, or what else has the token counts."""
+        return self._converter.token_counts() or self._walked.tail()
+
     def error(self) -> CallError:
         """Return the error for a response that cannot be converted."""
         return translated_answer_too_large(DOCUMENT_BYTES_MAX) if self._size > DOCUMENT_BYTES_MAX else upstream_error()
@@ -124,15 +140,20 @@ class TranslatedAnswer(Answer):
 
 
 class TranslatedCall(ProxiedCall):
-    """A Call whose response is converted. `document` and `stream` are the content types of its responses."""
+    """A Call whose response is converted. `document` and `stream` are the content types of its responses. `triton`: the
+    request for an engine with Triton's API; its body is `body`.
+    """
 
-    __slots__ = ("_document_fields", "_relayed", "_stream_fields")
+    __slots__ = ("_document_fields", "_model", "_relayed", "_stream_fields", "_triton")
 
     def __init__(  # noqa: PLR0917  as Call.__init__
         self, call: Call, gateway: GatewayContext, client: Connection, head: Head, operation: Operation,
-        entry: ModelEntry, body: Body, *, document: bytes, stream: bytes,
+        entry: ModelEntry, body: Body, triton: TritonRequest | None, model: str, *, document: bytes, stream: bytes,
     ) -> None:  # fmt: skip
-        super().__init__(call, gateway, client, head, operation, entry, body)
+        super().__init__(call, gateway, client, head, operation if triton is None else triton.target, entry, body)
+        self._triton = triton
+        self._model = model
+        """The name of the model in the request."""
         self._document_fields = b"content-type: %b\r\n" % document
         self._stream_fields = b"content-type: %b\r\n%b" % (stream, STREAM_FIELDS)
         self._relayed: TranslatedAnswer | None = None
@@ -141,8 +162,27 @@ class TranslatedCall(ProxiedCall):
         self._upwards = b"content-type: application/json\r\n" + b"".join(lines)
 
     def _converter(self) -> ChatConverter:
-        """Return a new converter for one response."""
+        """Return a new converter for one response in OpenAI's API."""
         raise NotImplementedError
+
+    def _conversion(self) -> ChatConverter:
+        """Return a new converter for one response of the engine."""
+        triton = self._triton
+        return (
+            self._converter() if triton is None else ChainedConverter(self._triton_converter(triton), self._converter())
+        )
+
+    def _triton_converter(self, triton: TritonRequest) -> TritonConverter:
+        return TritonConverter(triton, self._model, self.call.id, int(time.time()))
+
+    def _message(self, kind: str, body: Raw) -> bytes:
+        """See ProxiedCall. The check of an answer gets it as OpenAI's API has it."""
+        triton = self._triton
+        if triton is None:
+            return super()._message(kind, body)
+        if kind == "answer":
+            body = Raw(self._triton_converter(triton).convert(200, bytes(body)) or b"null")
+        return self._render_check(kind, triton.path, body)
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
         """Convert a response that arrived in one piece."""
@@ -173,12 +213,13 @@ class TranslatedCall(ProxiedCall):
         if relayed.broken:
             self._break(upstream_error())
             return
+        status = relayed.status
         if relayed.deferred:
-            is_stream = self.call.stream and self._response.status < 300
+            is_stream = self.call.stream and status < 300
             fields = self._stream_fields if is_stream else self._document_fields
-            rest = self._translated_head(fields, len(rest)) + rest
+            rest = self._translated_head(fields, len(rest), status) + rest
         self._client.write(rest)
-        self._finish(self._response.status, self._walker.tail())
+        self._finish(status, relayed.token_counts())
 
     def _commit(self, data: bytes) -> None:
         """The first body byte, or an empty body: from here on the response is this engine's."""
@@ -187,7 +228,7 @@ class TranslatedCall(ProxiedCall):
         relayed = TranslatedAnswer(
             self._response,
             self._walker,
-            self._converter(),
+            self._conversion(),
             framed=self._framed,
             early=self._early,
             dialect=self.call.dialect,
@@ -247,11 +288,10 @@ class TranslatedCall(ProxiedCall):
             )
         self._client.write(out + self._frame(content))
 
-    def _translated_head(self, fields: bytes, length: int | None) -> bytes:
+    def _translated_head(self, fields: bytes, length: int | None, status: int = 200) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
         if self.call.cold:
             more += COLD
-        status = self._response.status or 200
         chunked = length is None and self._framed
         return responses.render_head(
             status, fields, self._client.id_bytes, length=length, chunked=chunked, close=self._close, more=more
@@ -265,11 +305,12 @@ class OllamaCall(TranslatedCall):
 
     def __init__(  # noqa: PLR0917  as Call.__init__
         self, call: Call, gateway: GatewayContext, client: Connection, head: Head, entry: ModelEntry, body: Body,
-        translated: Translated,
+        triton: TritonRequest | None, translated: Translated,
     ) -> None:  # fmt: skip
         super().__init__(
-            call, gateway, client, head, translated.target, entry, body, document=OLLAMA_JSON, stream=_LINES
-        )
+            call, gateway, client, head, translated.target, entry, body, triton, translated.model,
+            document=OLLAMA_JSON, stream=_LINES,
+        )  # fmt: skip
         self._translated = translated
 
     def granted(self, address: str) -> None:
@@ -313,13 +354,34 @@ class MessagesCall(TranslatedCall):
 
     def __init__(  # noqa: PLR0917  as Call.__init__
         self, call: Call, gateway: GatewayContext, client: Connection, head: Head, entry: ModelEntry, body: Body,
-        translated: TranslatedMessages,
+        triton: TritonRequest | None, translated: TranslatedMessages,
     ) -> None:  # fmt: skip
-        super().__init__(call, gateway, client, head, translated.target, entry, body, document=_JSON, stream=_EVENTS)
+        super().__init__(
+            call, gateway, client, head, translated.target, entry, body, triton, translated.model,
+            document=_JSON, stream=_EVENTS,
+        )  # fmt: skip
         self._translated = translated
 
     def _converter(self) -> MessagesConverter:
         return MessagesConverter(self._translated, self.call.model, f"msg_{self.call.id}")
+
+
+class TritonCall(TranslatedCall):
+    """A Call of a client of OpenAI's API, for an engine with Triton's API."""
+
+    __slots__ = ()
+
+    def __init__(  # noqa: PLR0917  as Call.__init__
+        self, call: Call, gateway: GatewayContext, client: Connection, head: Head, operation: Operation,
+        entry: ModelEntry, body: Body, triton: TritonRequest | None, model: str,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            call, gateway, client, head, operation, entry, body, triton, model, document=_JSON, stream=_EVENTS
+        )
+
+    def _conversion(self) -> ChatConverter:
+        triton = self._triton
+        return super()._conversion() if triton is None else self._triton_converter(triton)
 
 
 def timestamp() -> str:

@@ -31,7 +31,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
     "request body of the [Ollama API](ollama-api.md), or of a translated request of the "
-    "[Anthropic API](anthropic-api.md)": ("gateway.dialects.translated_request.BODY_BYTES_MAX",),
+    "[Anthropic API](anthropic-api.md) or for [Triton](triton-api.md)": (
+        "gateway.dialects.translated_request.BODY_BYTES_MAX",
+    ),
     "messages, images, tools and tool calls of such a request; its members and items together (in "
     "responses of engines, too)": (
         *(
@@ -43,6 +45,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "event of an engine for such a request; for the Ollama API also the arguments of all tool calls of a response": (
         "gateway.dialects.chat_responses.EVENT_BYTES_MAX",
     ),
+    "texts of a request for embeddings of Triton": ("gateway.dialects.triton_requests.INPUTS_MAX",),
     "trailers of a request": ("gateway.http.request_body.TRAILER_BYTES_MAX",),
     "chunks of a body": ("gateway.http.request_body.CHUNKS_MAX", "gateway.http.request_body.CHUNK_BYTES_MEAN"),
     "top-level members of a JSON body; members at all levels": (
