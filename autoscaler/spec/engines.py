@@ -334,8 +334,8 @@ TRITON = Engine(
             *("/v2/models/{id}/config", "/v2/trace/setting", "/v2/logging"),
             *("/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"),
         ),
-        notes="[requests are translated](triton-api.md). If the model cannot be loaded, the process ends with status "
-        "1. A load can hang in LOADING. `GET /v2/models/M/stats` has the times in the queue on the port of the requests",
+        notes="[requests are translated](triton-api.md). If the model cannot be loaded, it exits with status 1. "
+        "A load can hang in LOADING. `GET /v2/models/M/stats` has times in the queue on the port of the requests",
         sources=(
             "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/",
             "https://github.com/triton-inference-server/vllm_backend/blob/main/src/model.py",

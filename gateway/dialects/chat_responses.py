@@ -164,9 +164,14 @@ class ChainedConverter(ChatConverter):
 
     def convert(self, status: int, body: bytes, *, late: bool = False) -> bytes:
         """See ChatConverter."""
-        middle = self._first.convert(status, body)
-        self.status = self._first.status
-        return self._note(b"" if self._first.broken else self._second.convert(self.status or status, middle, late=late))
+        first, second = self._first, self._second
+        middle = first.convert(status, body)
+        self.status = first.status
+        if first.broken:
+            return self._note(b"")
+        if first.ended:  # a document that became a stream
+            return self._note(second.feed(middle) + second.finish())
+        return self._note(second.convert(self.status or status, middle, late=late))
 
     def token_counts(self) -> bytes:
         """See ChatConverter."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from autoscaler.contract import ModelEntry, TenantEntry
 from gateway.dialects import messages_requests, ollama_requests, translated_request, triton_requests
 from gateway.dialects.ollama_responses import ReplyConverter
-from gateway.dialects.translated_request import TranslatedRequest
 from gateway.dialects.triton_requests import TritonRequest
 from gateway.dispatch.call import Call
 from gateway.errors import out_of_memory, too_large, translated_too_large
@@ -93,13 +92,14 @@ def admit_ollama_call(
         raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
     precheck.check_media(gateway, head, operation, headers)
     translated = ollama_requests.translate_request(operation, _whole_body(request))
-    peek = _read_translated(gateway, translated, headers)
+    peek = _read_translated(gateway, translated.target, translated.body, headers)
     entry = gateway.directory.names.resolve_tagged(tenant, peek.model)
     precheck.check_dialect(translated.target, entry)
     if translated.action == "unload":
         _reply(gateway, client, head, ReplyConverter(translated, entry.name, timestamp, dict).loaded("unload"))
         return None
-    made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, "ollama", now_s)
+    is_sent = not translated.action
+    made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, "ollama", now_s, is_sent=is_sent)
     return _apply(OllamaCall(made.call, gateway, client, head, entry, made.body, made.triton, translated), made, entry)
 
 
@@ -112,27 +112,25 @@ def _admit_translated_call(  # noqa: PLR0917  one caller passes them in this ord
     """
     precheck.check_dialect(operation, entry)
     head = request.head
+    headers = get_call_headers(head)
     if operation is not MESSAGES:
-        _check_size(request.body)
+        if isinstance(request.body, ChunkedBody):  # edits of pieces would move their room in the budget
+            peek = _read_translated(gateway, operation, _whole_body(request), headers)
         made = _prepare(gateway, client, request, tenant, entry, operation, peek, operation.dialect, now_s)
         call = TritonCall(made.call, gateway, client, head, operation, entry, made.body, made.triton, peek.model)
         return _apply(call, made, entry)
     translated = messages_requests.translate_messages(_whole_body(request))
-    peek = _read_translated(gateway, translated, get_call_headers(head))
+    peek = _read_translated(gateway, translated.target, translated.body, headers)
     made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, "anthropic", now_s)
     return _apply(
         MessagesCall(made.call, gateway, client, head, entry, made.body, made.triton, translated), made, entry
     )
 
 
-def _check_size(body: Body) -> None:
-    if len(body) > translated_request.BODY_BYTES_MAX:
-        raise translated_too_large(translated_request.BODY_BYTES_MAX)
-
-
 def _whole_body(request: Request) -> bytes:
     body = request.body
-    _check_size(body)
+    if len(body) > translated_request.BODY_BYTES_MAX:
+        raise translated_too_large(translated_request.BODY_BYTES_MAX)
     if isinstance(body, bytes):
         return body
     if not isinstance(body, ChunkedBody):
@@ -140,12 +138,12 @@ def _whole_body(request: Request) -> bytes:
     return body.join()
 
 
-def _read_translated(gateway: GatewayContext, translated: TranslatedRequest, headers: Asked) -> Peek | Form:
-    """Read a translated body. Raises CallError."""
-    if len(translated.body) > gateway.body_bytes_max:
+def _read_translated(gateway: GatewayContext, operation: Operation, body: bytes, headers: Asked) -> Peek | Form:
+    """Read a body that is, or will be, translated. Raises CallError."""
+    if len(body) > gateway.body_bytes_max:
         raise too_large(gateway.body_bytes_max)
     default = gateway.directory.settings.default_model
-    return body_members.read_body(translated.target, translated.body, _JSON, headers.model, default)
+    return body_members.read_body(operation, body, _JSON, headers.model, default)
 
 
 class _Prepared(NamedTuple):
@@ -160,10 +158,10 @@ class _Prepared(NamedTuple):
 
 def _prepare(  # noqa: PLR0917  three callers pass them in this order
     gateway: GatewayContext, client: Connection, request: Request, tenant: TenantEntry, entry: ModelEntry,
-    operation: Operation, peek: Peek | Form, dialect: Dialect, now_s: float,
+    operation: Operation, peek: Peek | Form, dialect: Dialect, now_s: float, *, is_sent: bool = True,
 ) -> _Prepared:  # fmt: skip
-    """Edit a body of OpenAI's API as on other paths, and translate it for Triton if the engine is one. Raises
-    CallError.
+    """Edit a body of OpenAI's API as on other paths, and translate it for Triton if the engine is one and the body is
+    sent. Raises CallError.
     """
     headers, policies = get_call_headers(request.head), gateway.directory.policies
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
@@ -172,27 +170,28 @@ def _prepare(  # noqa: PLR0917  three callers pass them in this order
     edited = body_members.edit_body(
         operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
     )
-    whole = edited if isinstance(edited, bytes) else b"".join(edited.parts)
+    if not isinstance(edited, bytes):
+        raise TypeError("a body is joined before it is translated")
     triton: TritonRequest | None = None
-    if entry.triton is not None:
+    if entry.triton is not None and is_sent:
         wants_usage = dialect != operation.dialect or (isinstance(peek, Peek) and peek.wants_usage)
         triton = triton_requests.translate_request(
-            operation.engine_path, whole, entry.triton, entry.served_name, wants_usage=wants_usage
+            operation.engine_path, edited, entry.triton, entry.served_name, wants_usage=wants_usage
         )
-    body = _counted(gateway, request.body, whole if triton is None else triton.body)
+    body = _counted(gateway, request.body, edited if triton is None else triton.body)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
     priority = min(tenant.priority_max, headers.priority)
     call = Call(
         client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), peek.stream, dialect
     )  # fmt: skip
-    return _Prepared(call, body, whole, policy, triton)
+    return _Prepared(call, body, edited, policy, triton)
 
 
 def _apply(call: Translating, made: _Prepared, entry: ModelEntry) -> Translating:
     """Prepare the external checks, and the counting of tokens if the engine does not report them. Raises CallError."""
     if made.policy is not None:
         call.apply_checks(made.policy, body=made.checked)
-    call.counts_tokens = call.call.stream and not entry.takes_stream_options and made.triton is None
+    call.counts_tokens = call.call.stream and not entry.takes_stream_options and entry.triton is None
     return call
 
 

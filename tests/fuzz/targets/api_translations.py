@@ -1,19 +1,28 @@
-"""Fuzz target for requests and responses that are translated between OpenAI's API and those of Ollama and Anthropic."""
+"""Fuzz target for requests and responses that are translated between OpenAI's API and those of Ollama, Anthropic and
+Triton.
+"""
 
 from __future__ import annotations
 
 import json
 
-from gateway.dialects.chat_responses import ChatConverter
+from autoscaler.spec.engines import TRITON_BACKENDS
+from gateway.dialects.chat_responses import ChainedConverter, ChatConverter
 from gateway.dialects.messages_requests import translate_messages
 from gateway.dialects.messages_responses import MessagesConverter
 from gateway.dialects.ollama_requests import translate_request
 from gateway.dialects.ollama_responses import ReplyConverter
 from gateway.dialects.translated_request import TranslatedRequest
+from gateway.dialects.triton_requests import COMPLETION_PATH, EMBEDDING_PATH
+from gateway.dialects.triton_requests import translate_request as translate_for_triton
+from gateway.dialects.triton_responses import TritonConverter
 from gateway.errors import CallError
 from gateway.request import body_members
-from gateway.request.api_routes import find_operation
+from gateway.request.api_routes import CHAT, find_operation
 
+NUMBERS = 16
+"""First bytes with different meanings."""
+TRITON_PATHS = (CHAT.engine_path, COMPLETION_PATH, EMBEDDING_PATH)
 OLLAMA = tuple(
     operation
     for path in (b"/api/chat", b"/api/generate", b"/api/embed", b"/api/embeddings")
@@ -46,23 +55,45 @@ CHUNKS = (
     b'{"error":{"message":"no"}}',
     b"[DONE]",
 )
+TRITON_REQUESTS = (
+    (
+        b'{"model":"m","messages":[{"role":"system","content":"a"},{"role":"user","content":[{"type":"text","text":"b"}]}],'
+        b'"stop":"x","temperature":1,"max_completion_tokens":5,"stream":true,"n":1,"tools":[]}'
+    ),
+    b'{"model":"m","prompt":["a"],"stop":["x"],"seed":7,"echo":true,"logit_bias":{},"response_format":{"type":"text"}}',
+    b'{"model":"m","input":["a","b"],"encoding_format":"base64"}',
+)
+TRITON_CHUNKS = (
+    b'{"model_name":"m","text_output":"a","finish_reason":"None","num_input_tokens":7,"num_output_tokens":[1]}',
+    b'{"model_name":"m","text_output":["b"],"finish_reason":["length"],"num_output_tokens":4}',
+    b'{"error":"no"}',
+)
+VECTORS = b'{"outputs":[{"name":"e","datatype":"FP32","shape":[2,2],"data":[1.0,2,3e0,-4]}],"text_output":"a"}'
 STREAM = b"".join(b"data: %b\n\n" % chunk for chunk in CHUNKS)
+TRITON_STREAM = b"".join(b"data: %b\n\n" % chunk for chunk in TRITON_CHUNKS)
 DOCUMENT = (
     b'{"choices":[{"message":{"content":"a","reasoning":"h","tool_calls":[{"id":"i","function":{"name":"f","arguments":'
     b'"{}"}}]},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":2},"data":[{"embedding":[1,2]}]}'
 )
-SEEDS = tuple(bytes((number,)) + one for number in range(10) for one in (*REQUESTS, STREAM, DOCUMENT))
+SEEDS = (
+    *(bytes((number,)) + one for number in range(10) for one in (*REQUESTS, STREAM, DOCUMENT)),
+    *(bytes((number,)) + one for number in range(10, 13) for one in TRITON_REQUESTS),
+    *(bytes((number,)) + one for number in range(13, NUMBERS) for one in (*TRITON_CHUNKS, TRITON_STREAM, VECTORS)),
+)
 WORDS = (
-    *CHUNKS, b"data: ", b"\n\n", b"\r\n\r\n", b": c\n", b'"type":"', b'"index":', b'"content":', b'"arguments":',
-    b'"error":', b'"choices":', b"null", b"true", b"[", b"]", b"{", b"}", b",", b'"', b"\\ud800", b"\xff", b"1e999",
+    *CHUNKS, *TRITON_CHUNKS, b"data: ", b"\n\n", b"\r\n\r\n", b": c\n", b'"type":"', b'"index":', b'"content":',
+    b'"arguments":', b'"error":', b'"choices":', b"null", b"true", b"[", b"]", b"{", b"}", b",", b'"',
+    b"\\ud800", b"\xff", b"1e999",
 )  # fmt: skip
 
 
 def translations(data: bytes) -> None:
     """Translate a request, or convert a response, by the first byte of the input."""
-    number, body = data[0] % 10 if data else 0, data[1:]
+    number, body = data[0] % NUMBERS if data else 0, data[1:]
     if number < 5:
         check_request(number, body)
+    elif 10 <= number < 13:
+        check_triton_request(number - 10, body)
     else:
         check_response(number, body)
 
@@ -79,21 +110,45 @@ def check_request(number: int, body: bytes) -> None:
             raise
 
 
+def check_triton_request(number: int, body: bytes) -> None:
+    """Check that a request is rejected with 400 by every backend that does not get a JSON object for it."""
+    for entry in TRITON_BACKENDS.values():
+        try:
+            made = translate_for_triton(TRITON_PATHS[number], body, entry, "m", wants_usage=False)
+        except CallError as error:
+            if error.status != 400:
+                raise
+            continue
+        sent = json.loads(made.body)
+        assert ("inputs" in sent) == (number == 2)
+        assert made.target.engine_path.endswith(b"_stream") == made.stream
+
+
 def make_converter(number: int, *, stream: bool) -> ChatConverter:
-    """Return a new converter for Ollama's chats or for Messages."""
-    asked = json.dumps({"model": "m", "max_tokens": 9, "messages": [], "stream": stream, "stop_sequences": ["x"]})
-    if number % 2:
-        return MessagesConverter(translate_messages(asked.encode()), "m", "msg_1")
-    return ReplyConverter(translate_request(OLLAMA[0], asked.encode()), "m", lambda: "now", dict)
+    """Return a new converter for Ollama's chats, for Messages, or from Triton's API."""
+    asked = json.dumps({
+        "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], "input": ["a", "b"],
+        "stream": stream, "stop_sequences": ["x"],
+    }).encode()  # fmt: skip
+    if number < 10:
+        if number % 2:
+            return MessagesConverter(translate_messages(asked), "m", "msg_1")
+        return ReplyConverter(translate_request(OLLAMA[0], asked), "m", lambda: "now", dict)
+    is_embedding = number == 15 and not stream
+    path = EMBEDDING_PATH if is_embedding else CHAT.engine_path
+    triton = translate_for_triton(path, asked, TRITON_BACKENDS["auto"], "m", wants_usage=True)
+    first = TritonConverter(triton, "m", "1", 1)
+    return (
+        ChainedConverter(first, MessagesConverter(translate_messages(asked), "m", "msg_1")) if number == 14 else first
+    )
 
 
 def check_response(number: int, body: bytes) -> None:
     """Check that a response becomes valid JSON, or is broken; and that a stream may arrive in any pieces."""
-    stream = number < 7
+    stream = number < 7 or number == 13
     whole = make_converter(number, stream=stream).convert(200, body)
     for line in whole.splitlines() if stream else [whole] if whole else []:
-        if line and not line.startswith(b"event: "):
-            json.loads(line.removeprefix(b"data: "))
+        check_line(line)
     json.loads(make_converter(number, stream=stream).convert(500, body))
     one, two = make_converter(number, stream=True), make_converter(number, stream=True)
     expected = one.feed(body) + one.finish()
@@ -103,5 +158,10 @@ def check_response(number: int, body: bytes) -> None:
     if not one.broken:
         assert found == expected
     for line in expected.splitlines():
-        if line and not line.startswith(b"event: "):
-            json.loads(line.removeprefix(b"data: "))
+        check_line(line)
+
+
+def check_line(line: bytes) -> None:
+    """Check that the line of a stream is JSON, a name of an event, or the end."""
+    if line and not line.startswith(b"event: ") and line != b"data: [DONE]":
+        json.loads(line.removeprefix(b"data: "))

@@ -144,6 +144,7 @@ def test_example_file_has_two_models_and_a_device_for_only_one() -> None:
         ('args: [a, "b\\0"]', "spec.args[1]: expected text without NUL, which no program can read"),
         ("replicas: {min: 2}", "spec.replicas.min: expected at most replicas.max, which is 1"),
         ("readinessPath: health", "spec.readinessPath: expected a path such as /health"),
+        ("triton: {}", "spec.triton: only engine `triton` supports it; remove it"),
         ("command: [x]", "spec.command: only engine `command` supports it; use `args` for engine llama.cpp"),
     ],
 )

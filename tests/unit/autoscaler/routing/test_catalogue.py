@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import pytest
@@ -20,7 +20,8 @@ from autoscaler.contract import (
 from autoscaler.documents.document_rules import ADAPTED_NAMES_MAX, ADAPTERS_MAX, NAMES_BYTES_MAX, check_model
 from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
 from autoscaler.spec.decode import WrongKeyError
-from autoscaler.spec.model import Adapter, Model, ModelSpec, Queue
+from autoscaler.spec.engines import CHAT_TEMPLATES, TRITON_BACKENDS
+from autoscaler.spec.model import Adapter, ChatTemplateName, Model, ModelSpec, Queue, Triton, TritonBackend
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cors, ModelList, Settings, Stream
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
@@ -83,6 +84,23 @@ def test_usage_is_requested_only_of_engines_known_to_accept_stream_options(
 ) -> None:
     spec = ModelSpec(engine=engine, command=command)
     assert model_entry(Model(name=ModelName("a"), spec=spec)).takes_stream_options is takes
+
+
+def test_model_of_triton_has_the_inputs_of_its_backend_and_its_template() -> None:
+    spec = ModelSpec(engine="triton", artifact="file:///a")
+    entry = model_entry(Model(name=ModelName("a"), spec=spec))
+    assert (entry.dialects, entry.triton) == (
+        (), msgspec.structs.replace(TRITON_BACKENDS["auto"], chat_template=CHAT_TEMPLATES["chatml"]),
+    )  # fmt: skip
+    chosen = Triton(backend="vllm", chat_template="messages", embedding_input="TEXT")
+    entry = model_entry(Model(name=ModelName("a"), spec=msgspec.structs.replace(spec, triton=chosen)))
+    assert entry.triton == msgspec.structs.replace(TRITON_BACKENDS["vllm"], embedding_input="TEXT")
+    assert model_entry(Model(name=ModelName("a"), spec=ModelSpec(engine="vllm"))).triton is None
+
+
+def test_each_backend_and_chat_template_of_a_document_is_defined() -> None:
+    assert set(get_args(TritonBackend)) == TRITON_BACKENDS.keys()
+    assert set(get_args(ChatTemplateName)) == CHAT_TEMPLATES.keys()
 
 
 def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:

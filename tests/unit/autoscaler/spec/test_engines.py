@@ -8,7 +8,7 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.spec.engine_definition import reserved_flags
-from autoscaler.spec.engines import ENGINES, LLAMA_CPP, VLLM
+from autoscaler.spec.engines import ENGINES, LLAMA_CPP, TRITON, VLLM
 from autoscaler.spec.model import Model, ModelSpec
 from gateway.request.api_routes import Kind, find_operation
 from pilotlight.processes.cluster import IN_IMAGES, require_image
@@ -28,6 +28,10 @@ def test_reserved_flags_are_those_whose_values_pilotlight_fills_in() -> None:
     llama = reserved_flags(LLAMA_CPP)
     assert {llama["--slots"], llama["--parallel"], llama["-np"]} == {"slots"}, "the flags of both of its programs"
     assert not llama.keys() & {"--gpu-layers", "--ctx-checkpoints", "--offline"}
+
+
+def test_flag_that_may_be_repeated_is_not_reserved() -> None:
+    assert reserved_flags(TRITON).keys() == {"--model-repository", "--http-address", "--http-port"}
 
 
 @pytest.mark.parametrize(("engine", "path"), NATIVE)

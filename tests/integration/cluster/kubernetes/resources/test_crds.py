@@ -94,6 +94,7 @@ WRONG: list[tuple[str, Object]] = [
     ("alias", model("a", aliases=["-"])),
     ("readiness path", model("a", readinessPath="health")),
     ("server name", model("a", tls={"serverName": "a_b"})),
+    ("inputs of Triton", model("a", triton={"backend": "vllm"})),
     ("requests", model("a", resources={"requests": {"nvidia.com/gpu": 1}})),
     ("labels", model("a", pod={"labels": {"pilotlight.dev/model": "x"}})),
     ("annotations", model("a", pod={"annotations": {"app.kubernetes.io/managed-by": "x"}})),
