@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.go_programs import cache
-from tests.support.real_services import ollama
+from tests.support.real_services import ollama, triton
 
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
@@ -109,6 +109,7 @@ TOOLS = (
 OLLAMA_TESTS = (
     "the real Ollama in tests/integration/process/clients (test_ollama_transcript.py, test_open_webui.py, deep tier)"
 )
+TRITON_TESTS = "Triton in tests/integration/process/engines"
 
 
 @dataclass(eq=False)
@@ -121,6 +122,8 @@ class Part:
     status: int | None = None
     """Exit status; None before it has ended."""
     seconds: float = 0.0
+    is_optional: bool = False
+    """Whether its failure only skips tests, which the last lines name."""
 
     @property
     def is_tests(self) -> bool:
@@ -156,7 +159,8 @@ class Part:
     @property
     def result(self) -> str:
         """In one word or two."""
-        return {0: "passed", None: "not run"}.get(self.status, "failed")
+        failed = "skipped" if self.is_optional else "failed"
+        return {0: "passed", None: "not run"}.get(self.status, failed)
 
 
 class Stage(NamedTuple):
@@ -224,10 +228,11 @@ def checks() -> list[Part]:
 
 
 def builds() -> list[Part]:
-    """What is built once and kept in the cache: control planes and the compiled gateway."""
+    """What is built once and kept in the cache: control planes, the compiled gateway and Triton."""
     plane = [PYTHON, "-m", "tests.integration.cluster.support.programs.build"]
     go = [Part("control plane", plane), Part("Karpenter", [*plane, "karpenter"])] if shutil.which("go") else []
-    return [*go, Part("build gateway", ["bash", "scripts/compiled.sh"])]
+    install = Part("install Triton", [PYTHON, "-m", "tests.support.real_services.triton"], is_optional=True)
+    return [install, *go, Part("build gateway", ["bash", "scripts/compiled.sh"])]
 
 
 def stages(tier: str, options: Sequence[str]) -> list[Stage]:
@@ -267,7 +272,7 @@ def summary(parts: Sequence[Part], seconds: float) -> str:
 
 def is_passed(parts: Sequence[Part]) -> bool:
     """Whether every part ran and passed."""
-    return all(part.status == 0 for part in parts)
+    return all(part.status == 0 or part.is_optional for part in parts)
 
 
 def failures(logs: Path = LOGS) -> list[str]:
@@ -284,6 +289,8 @@ def missing_tools() -> list[str]:
     lines = [f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}" for tool in TOOLS if tool.is_missing]
     if not ollama.is_available():
         lines.append(f"missing: Ollama {ollama.VERSION} ({ollama.INSTALL}); skipped: {OLLAMA_TESTS}")
+    if not triton.is_available():
+        lines.append(f"missing: Triton {triton.VERSION} ({triton.INSTALL}); skipped: {TRITON_TESTS}")
     enters = [PYTHON, "-c", "from tests.integration import network_namespace; network_namespace.enter()"]
     if subprocess.run(enters, cwd=ROOT, check=False, capture_output=True).returncode:
         lines.append(
