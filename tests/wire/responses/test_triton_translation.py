@@ -46,7 +46,7 @@ def whole(text: str = "Hi", **outputs: object) -> bytes:
     return document(json.dumps({"model_name": "m", "text_output": text, **outputs}).encode())
 
 
-COUNTED = {"num_input_tokens": 7, "num_output_tokens": 1}
+COUNTED: Any = {"num_input_tokens": 7, "num_output_tokens": 1}
 STREAM = HEAD + piece("a", **COUNTED) + piece("b", **COUNTED, finish_reason="length") + END
 VECTORS = document(
     b'{"model_name":"m","outputs":[{"name":"e","datatype":"FP32","shape":[2,2],"data":[1.0,2.0,3.0,4.0]}]}'

@@ -39,7 +39,7 @@ def completion(backend: str = "vllm", **members: object) -> dict[str, Any]:
     return found
 
 
-def sampling(**members: object) -> dict[str, Any]:
+def sampling(**members: Any) -> dict[str, Any]:
     """The sampling parameters of a completion for vLLM."""
     found = json.loads(completion(**members)["sampling_parameters"])
     assert isinstance(found, dict)
@@ -54,8 +54,12 @@ def prompt(*messages: object, template: str = "plain") -> str:
     return text
 
 
-def rejected(path: bytes, of: TritonEntry | None = None, **members: object) -> CallError:
-    least = {CHAT.engine_path: {"messages": [ASK]}, COMPLETION_PATH: {"prompt": "Hi"}, EMBEDDING_PATH: {"input": "a"}}
+def rejected(path: bytes, of: TritonEntry | None = None, **members: Any) -> CallError:
+    least: dict[bytes, dict[str, Any]] = {
+        CHAT.engine_path: {"messages": [ASK]},
+        COMPLETION_PATH: {"prompt": "Hi"},
+        EMBEDDING_PATH: {"input": "a"},
+    }
     with pytest.raises(CallError) as found:
         translated(path, {**least[path], **members}, of)
     assert found.value.status == 400
@@ -155,7 +159,7 @@ def test_max_completion_tokens_is_the_maximum_of_tokens() -> None:
 @pytest.mark.parametrize(("member", "value"), [("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1 << 31),
                                                ("top_k", -1), ("seed", -1), ("seed", 1 << 64), ("stop", [1]),
                                                ("temperature", "canary"), ("max_tokens", True)])  # fmt: skip
-def test_number_that_an_input_cannot_hold_is_rejected(member: str, value: object) -> None:
+def test_number_that_an_input_cannot_hold_is_rejected(member: str, value: Any) -> None:
     assert member in rejected(COMPLETION_PATH, **{member: value}).message
 
 
@@ -183,7 +187,7 @@ def test_unknown_member_does_not_reach_the_model() -> None:
         ("web_search_options", {}), ("use_beam_search", True),
     ],
 )  # fmt: skip
-def test_member_that_cannot_be_translated_is_rejected_by_name(member: str, value: object) -> None:
+def test_member_that_cannot_be_translated_is_rejected_by_name(member: str, value: Any) -> None:
     error = rejected(CHAT.engine_path, **{member: value})
     assert (error.param, member in error.message) == (member, True)
     assert "send 1" in error.message if member in {"n", "best_of"} else "remove it" in error.message
@@ -312,7 +316,7 @@ def test_texts_become_a_tensor_with_one_row_each(given: object, texts: list[str]
         ({"dimensions": 3}, "dimensions"), ({"stream": True}, "stream"),
     ],
 )  # fmt: skip
-def test_invalid_request_for_embeddings_is_rejected(members: dict[str, object], word: str) -> None:
+def test_invalid_request_for_embeddings_is_rejected(members: dict[str, Any], word: str) -> None:
     assert word in rejected(EMBEDDING_PATH, **members).message
 
 
@@ -324,5 +328,5 @@ def test_body_that_is_not_a_json_object_is_rejected(body: bytes) -> None:
 
 
 def test_body_with_too_many_items_is_rejected() -> None:
-    too_many = {"x": [0] * (translated_request.ITEMS_MAX + 2)}
+    too_many: dict[str, Any] = {"x": [0] * (translated_request.ITEMS_MAX + 2)}
     assert "members and items" in rejected(COMPLETION_PATH, **too_many).message

@@ -197,7 +197,7 @@ def tensor(data: list[float], shape: list[int], datatype: str = "FP32") -> Json:
     return {"name": "embedding", "datatype": datatype, "shape": shape, "data": data}
 
 
-def vectors(*outputs: Json, **members: object) -> Json | None:
+def vectors(*outputs: Json, **members: Any) -> Json | None:
     """The converted response; None if it is broken."""
     of = converter(EMBEDDING_PATH, **members)
     body = of.convert(200, json.dumps({"outputs": list(outputs)}).encode())
