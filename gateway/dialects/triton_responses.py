@@ -13,10 +13,13 @@ import struct
 import msgspec
 
 from gateway.dialects.chat_responses import ChatConverter, error_text
-from gateway.dialects.translated_request import UNREADABLE
+from gateway.dialects.translated_request import ITEMS_MAX, UNREADABLE, count_items
 from gateway.dialects.triton_requests import COMPLETION_PATH, EMBEDDING_PATH, Json, TritonRequest
 from gateway.dialects.triton_structs import GenerateReply, InferReply, OutputTensor
 from gateway.errors import CallError, render_error_body, render_error_event
+
+NUMBERS_MAX = 1 << 21
+"""Numbers of a response with embeddings. Each is decoded, which takes 32 bytes of memory."""
 
 _generate = msgspec.json.Decoder(GenerateReply)
 _infer = msgspec.json.Decoder(InferReply)
@@ -119,8 +122,12 @@ class TritonConverter(ChatConverter):
         """
         if status >= 400:  # the error of a stream is an event
             return self._fail(status, error_text(body.removeprefix(b"data: ")), late=late)
+        is_embedding = self._request.path == EMBEDDING_PATH
+        if body.count(b",") >= NUMBERS_MAX if is_embedding else count_items(body) > ITEMS_MAX:
+            self.broken = True
+            return b""
         try:
-            if self._request.path == EMBEDDING_PATH:
+            if is_embedding:
                 return self._embeddings(_infer.decode(body), late=late)
             found = _generate.decode(body)
         except UNREADABLE:

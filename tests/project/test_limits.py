@@ -45,7 +45,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "event of an engine for such a request; for the Ollama API also the arguments of all tool calls of a response": (
         "gateway.dialects.chat_responses.EVENT_BYTES_MAX",
     ),
-    "texts of a request for embeddings of Triton": ("gateway.dialects.triton_requests.INPUTS_MAX",),
+    "texts of a request for embeddings of Triton; numbers of the response": (
+        "gateway.dialects.triton_requests.INPUTS_MAX",
+        "gateway.dialects.triton_responses.NUMBERS_MAX",
+    ),
     "trailers of a request": ("gateway.http.request_body.TRAILER_BYTES_MAX",),
     "chunks of a body": ("gateway.http.request_body.CHUNKS_MAX", "gateway.http.request_body.CHUNK_BYTES_MEAN"),
     "top-level members of a JSON body; members at all levels": (

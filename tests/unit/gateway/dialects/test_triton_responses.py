@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autoscaler.spec.engines import TRITON_BACKENDS
+from gateway.dialects import translated_request, triton_responses
 from gateway.dialects.chat_responses import EVENT_BYTES_MAX, ChainedConverter
 from gateway.dialects.messages_requests import translate_messages
 from gateway.dialects.messages_responses import MessagesConverter
@@ -236,6 +237,14 @@ def test_vectors_in_base64_are_little_endian_floats() -> None:
 )  # fmt: skip
 def test_response_without_a_vector_for_each_text_is_broken(outputs: tuple[Json, ...]) -> None:
     assert vectors(*outputs) is None
+
+
+def test_response_with_too_many_numbers_or_items_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tensor([1, 2, 3, 4], [2, 2])
+    monkeypatch.setattr(triton_responses, "NUMBERS_MAX", json.dumps({"outputs": [output]}).count(",") + 1)
+    assert vectors(output) is not None
+    assert vectors(tensor([1, 2, 3, 4, 5, 6], [2, 3])) is None
+    assert converter().convert(200, document(output_log_probs=[0] * (translated_request.ITEMS_MAX + 1))) == b""
 
 
 def test_number_beyond_32_bits_cannot_be_sent_in_base64() -> None:
