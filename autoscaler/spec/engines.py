@@ -336,6 +336,7 @@ TRITON = Engine(
         ),
         notes="[requests are translated](triton-api.md). If the model cannot be loaded, it exits with status 1. "
         "A load can hang in LOADING. `GET /v2/models/M/stats` has times in the queue on the port of the requests",
+        tests="run",
         sources=(
             "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/",
             "https://github.com/triton-inference-server/vllm_backend/blob/main/src/model.py",
