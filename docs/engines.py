@@ -21,8 +21,9 @@ With this page you can look up how Pilotlight starts an engine, and how the engi
 * Words in `[...]` are omitted if the Model does not set their value. `args` of a Model are appended.
 * Flags with `{host}`, `{port}`, `{model_path}`, `{name}` and `{slots}` are rejected in `args`, and those with
   `{context_tokens}` if the Model sets `contextTokens`.
-* A metric without a name, or one that a response lacks, is unknown and not zero. Pilotlight reads no metrics and uses
-  no sleep endpoints of engines yet.
+* A metric without a name, or one that a response lacks, is unknown and not zero. Pilotlight reads metrics for
+  [scaling signals](../how-to/scaling-signals.md) only, and on the port of the requests only.
+* Pilotlight uses no sleep endpoints of engines yet.
 * Clients reach only the paths of the [HTTP API](http-api.md). All other paths of an engine are blocked, among them
   those listed here.
 * "Untested" means that the tests do not run the engine. They compare its command line as text, and its facts come from
@@ -56,8 +57,15 @@ def _overview() -> Iterator[str]:
 def _metrics(metrics: EngineMetrics | None) -> str:
     if metrics is None:
         return "none known"
-    rows = {"waiting": metrics.waiting, "running": metrics.running, "cache use": metrics.cache_use}
+    rows = {
+        "waiting": metrics.waiting,
+        "running": metrics.running,
+        "cache use": metrics.cache_use,
+        "tokens": metrics.tokens,
+    }
     said = [f"{what}: {', then '.join(f'`{one}`' for one in names) or 'unknown'}" for what, names in rows.items()]
+    if metrics.queue_time_path:
+        said.append(f"time in the queue: `GET {metrics.queue_time_path}`")
     return f"`{metrics.path}`{f', with {metrics.needs}' if metrics.needs else ''}; {'; '.join(said)}"
 
 

@@ -44,7 +44,7 @@ GENERATED_PAGES = frozenset(
 
 IO_FOLDERS = (
     "pilotlight/", "loadtest/", "autoscaler/controller/", "autoscaler/drivers/", "autoscaler/engines/programs/",
-    "autoscaler/kubernetes/", "autoscaler/providers/", "autoscaler/server/",
+    "autoscaler/kubernetes/", "autoscaler/providers/", "autoscaler/server/", "autoscaler/signals/scraper",
     "gateway/control/", "gateway/gateway", "gateway/memory/", "gateway/ops", "gateway/server/", "gateway/telemetry",
     "gateway/upstream/",
     *(
@@ -125,6 +125,10 @@ EXCEPTIONS = {
     ("artifacts/http/xml", "xml"): "turns bytes into elements; document types are refused, so it reads nothing else",
     ("artifacts/http/xml", "xml.parsers"): "as above",
     ("artifacts/credentials/sigv4", "datetime"): "formats a given time; reads no clock",
+    **{
+        ("autoscaler/signals/metric_responses", f"prometheus_client{what}"): "only parses text"
+        for what in ("", ".parser", ".samples")
+    },
     ("autoscaler/spec/policy", "urllib"): "only parses URLs",
     ("autoscaler/spec/policy", "urllib.parse"): "as above",
     ("artifacts/credentials/sigv4", "urllib"): "only quotes strings",

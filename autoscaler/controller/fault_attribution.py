@@ -39,6 +39,7 @@ from autoscaler.state.events import (
     ReplicaSeen,
     Reported,
     Seen,
+    SignalsSeen,
     StartSeen,
     Transition,
 )
@@ -187,7 +188,7 @@ def observation_key(one: Observation) -> Hashable:
     match one:
         case ReplicaSeen() | LeaseRefused():
             return type(one), one.id
-        case StartSeen() | HistorySeen() | FaultSeen():
+        case StartSeen() | HistorySeen() | FaultSeen() | SignalsSeen():
             return type(one), one.model
         case ModelWoken() | ModelStopped():
             return ModelStopped, one.model
@@ -210,7 +211,7 @@ def models_of(world: World, one: Observation) -> frozenset[ModelName]:
     match one:
         case DocumentsSeen():
             return frozenset(model.name for model in one.models)
-        case ReplicaSeen() | StartSeen() | HistorySeen() | ModelWoken() | ModelStopped():
+        case ReplicaSeen() | StartSeen() | HistorySeen() | SignalsSeen() | ModelWoken() | ModelStopped():
             return frozenset({one.model})
         case Reported():
             used = (world.replicas.get(use.replica) for use in one.report.replicas)

@@ -3,7 +3,9 @@
 * 0 -> 1: at once.
 * 1 -> N: if a request has waited for some time, the ready and starting replicas are too few, and draining the queue
   would take longer than a start.
-* N -> fewer: if the peak of concurrent requests in the last idle timeout fits fewer.
+* 1 -> N, too: if a scaling signal of the model requires it (`autoscaler.demand.scaling_signals`).
+* N -> fewer: if the peak of concurrent requests in the last idle timeout fits fewer, and so do the peaks of all scaling
+  signals.
 * N -> 0: when the idle timeout has passed since the last request finished.
 
 Unknown demand is not zero: scaling down requires reports of all known gateways. The result is a function of the current
@@ -21,6 +23,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.demand.idle_timeout import effective_idle_window, median_start_s
 from autoscaler.demand.residency import held_until_s, refused_until_s
+from autoscaler.demand.scaling_signals import SignalNeed, compute_signal_need
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.queries.gateway_reports import is_demand_complete, list_silent_gateways
 from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon
@@ -138,15 +141,21 @@ def compute_desired_replicas(world: World, model: Model, now_s: float) -> Desire
 def _busy(case: _Case) -> DesiredReplicas:
     """Requests wait or run: as many replicas as they need, and at least as many as the recent peak needs."""
     model, load, have = case.model, case.load, len(case.supply)
-    need = max(1, _enough(case, load.waiting + (load.running if have else 0)))
-    need = min(need, max(model.spec.replicas.min, model.spec.replicas.max))
+    most = max(model.spec.replicas.min, model.spec.replicas.max)
+    need = min(max(1, _enough(case, load.waiting + (load.running if have else 0))), most)
+    signals = compute_signal_need(case.world, model, have, case.now_s)
+    wanted = min(signals.needed, most)
     count, reason, next_s = need, _calls(load), None
-    if need < have:
-        count, next_s = _fewer(case, need)
+    if max(need, wanted) < have:
+        count, next_s = _fewer(case, max(need, wanted), signals)
+        reason += f"; {signals.kept_reason}" if signals.kept > need else ""
     elif need > max(have, 1):
         why_not, next_s = _not_yet(case)
         count = max(have, 1, min(need, have + case.spare)) if why_not else need
         reason += f"; {why_not}" if why_not else f": {need} x {model.slots} slots"
+    if wanted > need or wanted > count:
+        count, reason = max(count, wanted), f"{reason}; {signals.reason}"
+    next_s = min((at_s for at_s in (next_s, signals.next_s) if at_s is not None), default=None)
     since_s = load.oldest_s if load.waiting else case.history.last_activity_s
     return DesiredReplicas(
         model=model.name, count=count, reason=reason, since_s=since_s, next_s=next_s, urgent=load.waiting > 0
@@ -174,14 +183,14 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
     return "", None
 
 
-def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
+def _fewer(case: _Case, need: int, signals: SignalNeed) -> tuple[int, float | None]:
     """Return (number of replicas to keep although `need` are enough now, when it may change as time passes)."""
     have, history = len(case.supply), case.history
     if not is_demand_complete(case.world, case.now_s):
         return have, None
     window_s, rented = effective_idle_window(case.world, case.model, history)
     peak, next_s = _peak(history, window_s, case.now_s)
-    need = max(need, _enough(case, peak))
+    need = max(need, _enough(case, peak), signals.kept)
     stay_s = window_s if rented else min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
     ready = [replica.times.created_s + stay_s for replica in case.supply if replica.state not in BEGINNING]
     young_s = 0.0 if _replaced(case) else max(ready, default=0.0)
@@ -212,7 +221,8 @@ def _idle(case: _Case) -> DesiredReplicas:
         who = ", ".join(list_silent_gateways(world, now_s)) or "no gateway is known yet"
         reason = f"kept because gateways that have not reported may have requests ({who})"
         return DesiredReplicas(model=name, count=len(supply), reason=reason)
-    count, next_s = _fewer(case, 1) if len(supply) > 1 else (1, None)
+    signals = compute_signal_need(world, case.model, len(supply), now_s)
+    count, next_s = _fewer(case, 1, signals) if len(supply) > 1 else (1, None)
     last_s = history.last_activity_s
     if any(replica.state in BEGINNING for replica in supply):
         reason = "its start is completed although no request waits"

@@ -31,7 +31,7 @@ from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
-from autoscaler.spec.policy import check_policy, is_address, is_network
+from autoscaler.spec.policy import check_policy, check_url, is_address, is_network
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.spec.tenant import TenantSpec
 from autoscaler.text import unix_seconds
@@ -292,6 +292,22 @@ def check_model(spec: ModelSpec) -> None:
         _check_limited(spec)
         _check_unsized(spec, "memory: auto")
     _check_reserved(spec)
+    _check_scaling(spec)
+
+
+def _check_scaling(spec: ModelSpec) -> None:
+    """Check that the engine reports each signal that it must report."""
+    metrics = ENGINES[spec.engine].behavior.metrics
+    for signal in spec.scaling.targets():
+        at: Path = ("spec", "scaling", signal)
+        if signal == "prometheus":
+            continue
+        if metrics is None or not metrics.is_readable(signal):
+            raise WrongKeyError(
+                at, f"engine {spec.engine} reports no such metric: remove it, or use spec.scaling.prometheus"
+            )
+        if metrics.flag and metrics.flag not in spec.args:
+            raise WrongKeyError(at, f"engine {spec.engine} has no metrics by default: add {metrics.flag} to spec.args")
 
 
 def _check_no_nul(text: str, at: Path) -> None:
@@ -535,6 +551,8 @@ def check_settings(settings: Settings) -> None:
     _check_cutting(settings)
     check_providers(settings.capacity)
     _check_signatures(settings.weights.signatures, ("weights", "signatures"))
+    if settings.prometheus.url is not None:
+        check_url(settings.prometheus.url, ("prometheus", "url"))
 
 
 def _check_signatures(signatures: Signatures, at: Path) -> None:

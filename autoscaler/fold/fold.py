@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from autoscaler.capacity import interruptions
 from autoscaler.demand import model_history as histories
+from autoscaler.demand.idle_timeout import idle_window_s
+from autoscaler.demand.scaling_signals import record_signal
 from autoscaler.fold import (
     agent_reports,
     capacity,
@@ -58,6 +60,7 @@ from autoscaler.state.events import (
     NodeReported,
     ReplicaSeen,
     Reported,
+    SignalsSeen,
     SlicesSeen,
     StartSeen,
     Synced,
@@ -80,6 +83,7 @@ Observation = (
     | StartSeen
     | FaultSeen
     | MountsSeen
+    | SignalsSeen
     | ReplicaSeen
     | Synced
     | LeadingSeen
@@ -150,6 +154,8 @@ def _one(draft: Draft, observation: Observation) -> None:
             _whole(draft, observation)
         case StartSeen():
             _start_seen(draft, observation)
+        case SignalsSeen():
+            _signals(draft, observation)
         case FaultSeen():
             model_quarantine.quarantine_model(draft, observation)
         case GatewaySeen():
@@ -209,8 +215,13 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):
         return
     obstacles = {name: obstacle for name, obstacle in before.learned.obstacles.items() if name in models}
+    signals = {
+        name: signal
+        for name, signal in before.learned.signals.items()
+        if name in models and models[name].spec.scaling.targets()
+    }
     draft.change(models=models, tenants=tenants, settings=documents.settings)
-    draft.change_learned(obstacles=obstacles)
+    draft.change_learned(obstacles=obstacles, signals=signals)
     draft.news = True
     draft.undivided.update(draft.by_model.now)
     for name, history in tuple(draft.histories.now.items()):
@@ -257,6 +268,18 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
     if not seen.obstacle and history is not None and history.failure == before[seen.model]:
         draft.put_history(seen.model, histories.clear_failures(history))  # the reason of the rejection is gone
         draft.news = True
+
+
+def _signals(draft: Draft, seen: SignalsSeen) -> None:
+    """Replace the signals of a Model; their peaks continue."""
+    model, known = draft.world.models.get(seen.model), draft.world.learned.signals
+    if model is None:
+        return
+    window_s, before = idle_window_s(model, draft.history(seen.model)), known.get(seen.model, {})
+    signals = {
+        name: record_signal(before.get(name), total, window_s, draft.now_s) for name, total in seen.signals.items()
+    }
+    draft.change_learned(signals=known | {seen.model: signals})
 
 
 def _history(draft: Draft, seen: HistorySeen) -> None:

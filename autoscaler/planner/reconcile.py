@@ -25,11 +25,11 @@ from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.gateway_reports import STALLED, is_demand_complete, list_stalled_replicas
 from autoscaler.queries.operator_orders import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import is_drain_final, list_avoided_nodes
-from autoscaler.spec.model import ADOPTED_HASH, Model
+from autoscaler.spec.model import ADOPTED_HASH, Model, SignalName
 from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
 from autoscaler.state.lifecycle import BEGINNING, STOP_GRACE_S
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, ModelLoad, Move, Replica, World
+from autoscaler.state.world import NO_HISTORY, NO_LOAD, History, ModelLoad, Move, Replica, Signal, World
 from autoscaler.text import format_duration
 
 WANTS_MAX = 32
@@ -312,6 +312,7 @@ class SettledModel(NamedTuple):
     model: Model
     load: ModelLoad
     history: History
+    signals: Mapping[SignalName, Signal] | None
     replicas: tuple[Replica, ...]
     since_s: float
     next_s: float | None
@@ -346,6 +347,7 @@ class SettledModels:
             name, ids = model.name, world.by_model.get(model.name, ())
             same = known.load is world.loads.get(name, NO_LOAD) or known.load == world.loads.get(name, NO_LOAD)
             same = same and known.history is world.learned.histories.get(name, NO_HISTORY)
+            same = same and known.signals is world.learned.signals.get(name)
             same = same and len(ids) == len(known.replicas)
             if same and all(world.replicas[id] is one for id, one in zip(ids, known.replicas, strict=True)):
                 return known
@@ -361,4 +363,5 @@ class SettledModels:
         if not load.waiting:
             replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))
             history = world.learned.histories.get(name, NO_HISTORY)
-            self._known[name] = SettledModel(model, load, history, replicas, now_s, next_s)
+            signals = world.learned.signals.get(name)
+            self._known[name] = SettledModel(model, load, history, signals, replicas, now_s, next_s)

@@ -78,13 +78,32 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str = "/metrics"
+    on_request_port: bool = True
+    """Whether `path` is on the port of the requests. Pilotlight reads no other port."""
     needs: str = ""
     """The setting without which the engine has no metrics. Empty: there is none."""
+    flag: str = ""
+    """The flag in `args` without which the engine has no metrics. Empty: there is none."""
     waiting: tuple[str, ...] = ()
     """Requests that wait in the engine's queue."""
     running: tuple[str, ...] = ()
     cache_use: tuple[str, ...] = ()
     """The used fraction of the KV cache, from 0 to 1."""
+    tokens: tuple[str, ...] = ()
+    """The counter of generated tokens."""
+    queue_time_path: str = ""
+    """The path on the port of the requests whose JSON has the total time of requests in the queue, as Triton's
+    statistics. {name} is the name that the engine serves. Empty: there is none.
+    """
+
+    def metric_names(self, signal: str) -> tuple[str, ...]:
+        """Return the readable metric names of a signal in `spec.scaling`, the newest first."""
+        names = {"kvCachePercent": self.cache_use, "tokensPerSecond": self.tokens, "engineQueue": self.waiting}
+        return names.get(signal, ()) if self.on_request_port else ()
+
+    def is_readable(self, signal: str) -> bool:
+        """Whether Pilotlight can read a signal in `spec.scaling` from the engine."""
+        return bool(self.metric_names(signal)) or (signal == "engineQueue" and bool(self.queue_time_path))
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,7 @@ LLAMA_CPP = Engine(
             needs="`--metrics`, which Pilotlight sets",
             waiting=("llamacpp:requests_deferred",),
             running=("llamacpp:requests_processing",),
+            tokens=("llamacpp:tokens_predicted_total",),
         ),
         sleep=Sleep(
             needs="`--sleep-idle-seconds`",
@@ -159,6 +160,7 @@ VLLM = Engine(
             waiting=("vllm:num_requests_waiting",),
             running=("vllm:num_requests_running",),
             cache_use=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+            tokens=("vllm:generation_tokens_total",),
         ),
         sleep=Sleep(
             needs="`--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`",
@@ -215,9 +217,11 @@ SGLANG = Engine(
         adapter_loading="`POST /load_lora_adapter`, `POST /unload_lora_adapter`",
         metrics=EngineMetrics(
             needs="`--enable-metrics`",
+            flag="--enable-metrics",
             waiting=("sglang:num_queue_reqs",),
             running=("sglang:num_running_reqs",),
             cache_use=("sglang:token_usage",),
+            tokens=("sglang:generation_tokens_total",),
         ),
         sleep=Sleep(
             needs="`--enable-memory-saver`",
@@ -317,10 +321,12 @@ TRITON = Engine(
         stop="waits for running requests, at most `--exit-timeout-secs` (30 s by default); 1.9 s without requests",
         memory="the model's own configuration in the repository",
         metrics=EngineMetrics(
+            on_request_port=False,
             needs="`--allow-metrics=true` and a port of its own, `--metrics-port`",
             waiting=("nv_inference_pending_request_count", 'nv_trt_llm_request_metrics{request_type="waiting"}'),
             running=('nv_trt_llm_request_metrics{request_type="scheduled"}',),
             cache_use=('nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',),
+            queue_time_path="/v2/models/{name}/stats",
         ),
         sleep=Sleep(
             sleep="`POST /v2/repository/models/M/unload`",
@@ -584,6 +590,12 @@ SPEACHES = Engine(
     ),
 )
 
+_KNOWN = [
+    engine.behavior.metrics
+    for engine in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, TEI)
+    if engine.behavior.metrics is not None
+]
+
 COMMAND = Engine(
     name="command",
     artifacts="optional-file",
@@ -596,6 +608,13 @@ COMMAND = Engine(
         cancellation="the connection is closed",
         stop="SIGTERM, after 10 s SIGKILL",
         memory="`{memory_bytes}` in the command",
+        metrics=EngineMetrics(
+            needs="a program that has them",
+            waiting=tuple(name for one in _KNOWN for name in one.waiting),
+            running=tuple(name for one in _KNOWN for name in one.running),
+            cache_use=(*(name for one in _KNOWN for name in one.cache_use), "llamacpp:kv_cache_usage_ratio"),
+            tokens=tuple(name for one in _KNOWN for name in one.tokens),
+        ),
         tests="run",
         sources=("[Use any program as an engine](../how-to/engines-command.md)",),
     ),

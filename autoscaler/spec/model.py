@@ -96,6 +96,45 @@ class ReplicaRange(Part, frozen=True):
     """Windows with a higher minimum. If several windows apply, the highest minimum counts."""
 
 
+SignalName = Literal["kvCachePercent", "tokensPerSecond", "engineQueue", "prometheus"]
+"""A scaling signal, by its key in `spec.scaling`."""
+
+
+class PrometheusQuery(Part, frozen=True):
+    """A query whose result scales the Model."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """The query in PromQL. Its result must be one number: the total of the Model."""
+    target: Annotated[float, Meta(gt=0, le=1e15)]
+    """The part of the total that one replica can serve."""
+
+
+class Scaling(Part, frozen=True):
+    """Signals that start replicas in addition to queued and running requests. Each target is per replica."""
+
+    kv_cache_percent: Annotated[float, Meta(ge=1, le=100)] | None = None
+    """The mean use of the KV cache, in percent."""
+    tokens_per_second: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    """Generated tokens per second."""
+    engine_queue: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """Requests that wait inside the engine, after the gateway has forwarded them."""
+    prometheus: PrometheusQuery | None = None
+    """A query at the server in Settings `prometheus.url`."""
+
+    def targets(self) -> dict[SignalName, float]:
+        """Return the target per replica of each signal that is set."""
+        found: dict[SignalName, float | None] = {
+            "kvCachePercent": self.kv_cache_percent,
+            "tokensPerSecond": self.tokens_per_second,
+            "engineQueue": self.engine_queue,
+            "prometheus": None if self.prometheus is None else self.prometheus.target,
+        }
+        return {name: target for name, target in found.items() if target is not None}
+
+
+NO_SCALING = Scaling()
+
+
 class StartLimits(Part, frozen=True):
     """The limits of a start. All attempts share `secondsMax`, which counts from the first start of a process."""
 
@@ -191,6 +230,8 @@ class ModelSpec(Part, frozen=True):
     """Resource requests and limits of the pod, without GPUs."""
     replicas: ReplicaRange = ReplicaRange()
     """The minimum and the maximum number of replicas."""
+    scaling: Scaling = NO_SCALING
+    """Signals that start replicas in addition to queued and running requests."""
     slots: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     """Concurrent requests per replica. None: the engine's default."""
     idle_seconds: Seconds | Auto = "auto"

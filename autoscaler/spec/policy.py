@@ -93,7 +93,7 @@ def check_policy(policy: RequestPolicy, at: Path) -> None:
         _check_name(name, (*at, "removed", position))
     for key, check in (("requestCheck", policy.request_check), ("answerCheck", policy.answer_check)):
         if check is not None:
-            _check_url(check.url, (*at, key, "url"))
+            check_url(check.url, (*at, key, "url"))
 
 
 def check_forced_names(policy: ModelPolicy, names: Iterable[str], at: Path) -> None:
@@ -177,7 +177,8 @@ def _check_value(value: object, at: Path, depth: int) -> None:
     raise WrongKeyError(at, "expected a value of JSON: text, a number, true, false, null, a list or a map")
 
 
-def _check_url(url: str, at: Path) -> None:
+def check_url(url: str, at: Path) -> None:
+    """Check an HTTP URL. Raises WrongKeyError."""
     try:
         parts = urlsplit(url)
         port = parts.port

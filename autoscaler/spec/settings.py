@@ -244,6 +244,13 @@ class Weights(Part, frozen=True):
     """How engine pods mount the weights that agents pull (`autoscaler.weights.mount_choice`)."""
 
 
+class PrometheusServer(Part, frozen=True):
+    """The server that answers the queries in `scaling.prometheus` of Models."""
+
+    url: str | None = None
+    """The URL of the server, without `/api/v1`. None: such queries are not possible."""
+
+
 class Settings(Part, frozen=True):
     """The options of the whole installation."""
 
@@ -287,6 +294,8 @@ class Settings(Part, frozen=True):
     """PriorityClasses by Model priority."""
     weights: Weights = Weights()
     """The store of weights on each node."""
+    prometheus: PrometheusServer = PrometheusServer()
+    """The server that answers queries of Models."""
     pod: Pod = Pod()
     """Fields to merge into all engine pods. A Model's own fields override them."""
 

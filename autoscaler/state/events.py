@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from autoscaler.agent_contract import NodeReport
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
-from autoscaler.spec.model import Model
+from autoscaler.spec.model import Model, SignalName
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state import StateRecord
@@ -25,6 +25,7 @@ from autoscaler.state.world import (
     PlacementValues,
     Placing,
     PodRef,
+    SignalTotal,
     Slice,
     SliceId,
 )
@@ -109,6 +110,13 @@ class FaultSeen(StateRecord, frozen=True):
     """The part that failed."""
     is_over: bool = False
     """Whether the Model no longer makes `part` fail, so that its quarantine ends and is forgotten."""
+
+
+class SignalsSeen(StateRecord, frozen=True):
+    """All scaling signals of a Model, as just read from its engines and from Prometheus."""
+
+    model: ModelName
+    signals: dict[SignalName, SignalTotal]
 
 
 class ReplicaSeen(StateRecord, frozen=True):

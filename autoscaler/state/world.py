@@ -14,7 +14,7 @@ import msgspec
 
 from autoscaler.agent_contract import NodeReport, PodDevices, WeightsReport, WeightsRequest
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.spec.model import Model
+from autoscaler.spec.model import Model, SignalName
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state import StateRecord
@@ -383,6 +383,28 @@ class MpsServerFailure(StateRecord, frozen=True):
     """The time before which nothing is placed there."""
 
 
+class SignalTotal(StateRecord, frozen=True):
+    """One observation of a scaling signal of a Model."""
+
+    total: float = 0.0
+    """The sum over the ready replicas that reported it: a lower bound if others did not."""
+    unknown: str = ""
+    """Why the sum is incomplete, as a short sentence. Empty: it is complete."""
+
+
+class Signal(StateRecord, frozen=True):
+    """A scaling signal of a Model: its last observation, and its peak over one to two idle timeouts."""
+
+    last: SignalTotal
+    seen_s: float
+    since_s: float
+    """When the current peak period began. A period lasts one idle timeout."""
+    peak: float
+    """The maximum in the current period."""
+    peak_before: float | None = None
+    """The maximum in the period before. None: the signal was not observed then, or not all the time."""
+
+
 class ModelLoad(StateRecord, frozen=True):
     """Demand of one Model, summed over the gateways whose report has not expired. The fold updates it."""
 
@@ -480,6 +502,8 @@ class Learned(StateRecord, frozen=True):
     histories: dict[ModelName, History] = {}
     attained: dict[ModelName, dict[TenantName, float]] = {}
     """The service that each tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
+    signals: dict[ModelName, dict[SignalName, Signal]] = {}
+    """The scaling signals that the Models' `scaling` names, as last observed."""
     obstacles: dict[ModelName, str] = {}
     """Models whose start would certainly fail, and why. Nothing is evicted for them."""
     faults: dict[ModelName, Fault] = {}

@@ -26,6 +26,8 @@ FAULTS: dict[str, float] = {
     "slow-health": 1.0,  # seconds
     "bad-chunk": 0,
     "cl-mismatch": 10,  # bytes announced but never sent; only for responses that are not streams
+    "hangs-metrics": 0,
+    "nan-metrics": 0,
     "flood-1xx": 1000,  # interim responses before a response
 }
 """Each fault, with its argument if `--fail` gives none."""

@@ -168,13 +168,14 @@ class Engine:
         os._exit(code)
 
     def metrics(self) -> str:
-        """Return counters with llama-server's names, and the total number of requests."""
+        """Return metrics with llama-server's names, and the total number of requests."""
         values = {
             "prompt_tokens_total": self.prompt_tokens,
             "tokens_predicted_total": self.predicted_tokens,
             "requests_processing": len(self.running),
             "requests_deferred": len(self.waiting),
             "requests_total": self.calls,
+            "kv_cache_usage_ratio": "nan" if self.strikes("nan-metrics") else len(self.running) / self.knobs.slots,
         }
         return "".join(f"llamacpp:{name} {value}\n" for name, value in values.items())
 
@@ -278,6 +279,8 @@ class Connection(asyncio.Protocol):
             self._error(503, "Loading model")
         elif head.method == "POST" and head.path in DIALECTS:
             self._infer(head, body)
+        elif head.path == "/metrics" and engine.strikes("hangs-metrics"):
+            pass  # until the client closes the connection
         elif head.path == "/metrics":
             self._reply(200, engine.metrics().encode(), "text/plain; version=0.0.4")
         elif head.path == "/slots":

@@ -47,6 +47,7 @@ from autoscaler.server.gateways import ContractServer
 from autoscaler.server.metrics import Metrics
 from autoscaler.server.ops import OperationsServer
 from autoscaler.server.order_handlers import Commands
+from autoscaler.signals.scraper import SignalScraper
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import FailStart, Unmet
@@ -182,6 +183,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
             "preflight": preflight.run,
             "cpu": cpu_bound.run,
             "lessons": tutor.run,
+            "signals": SignalScraper(lambda: loop.world, loop.observe, clock).run,
             "histories": functools.partial(save_periodically, histories, loop),
             "documents": functools.partial(reload_on_event, again, reloads),
             "time": functools.partial(observe_clock, loop, clock, time.time),

@@ -1,0 +1,1 @@
+"""Reads scaling signals of engines and of Prometheus."""
