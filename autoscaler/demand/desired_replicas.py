@@ -148,13 +148,14 @@ def _busy(case: _Case) -> DesiredReplicas:
     count, reason, next_s = need, _calls(load), None
     if max(need, wanted) < have:
         count, next_s = _fewer(case, max(need, wanted), signals)
-        reason += f"; {signals.kept_reason}" if signals.kept > need else ""
+        reason += f"; {signals.kept_reason}" if signals.kept > need and not signals.unknown else ""
     elif need > max(have, 1):
         why_not, next_s = _not_yet(case)
         count = max(have, 1, min(need, have + case.spare)) if why_not else need
         reason += f"; {why_not}" if why_not else f": {need} x {model.slots} slots"
     if wanted > need or wanted > count:
         count, reason = max(count, wanted), f"{reason}; {signals.reason}"
+    reason += f"; {signals.unknown}" if signals.unknown and have else ""
     next_s = min((at_s for at_s in (next_s, signals.next_s) if at_s is not None), default=None)
     since_s = load.oldest_s if load.waiting else case.history.last_activity_s
     return DesiredReplicas(

@@ -35,6 +35,8 @@ class SignalNeed(NamedTuple):
     kept: int = 0
     """The least number after a scale-down."""
     kept_reason: str = ""
+    unknown: str = ""
+    """Which signals are unknown, and why. Then all replicas are kept."""
     next_s: float | None = None
     """When this changes only because time passes."""
 
@@ -56,30 +58,27 @@ def record_signal(known: Signal | None, seen: SignalTotal, window_s: float, now_
 def compute_signal_need(world: World, model: Model, have: int, now_s: float) -> SignalNeed:
     """Return how many replicas the signals require; `have` replicas serve or are about to."""
     need, known = NO_NEED, world.learned.signals.get(model.name, {})
+    unknown: list[str] = []
     for name, target in model.spec.scaling.targets().items():
         signal = known.get(name)
         if signal is None or now_s >= signal.seen_s + SIGNAL_EXPIRY_S:
-            need = _keep(need, have, f"{name} is unknown, because it was not read recently")
+            unknown.append(f"{name} is unknown, because it was not read recently")
             continue
         expires_s = signal.seen_s + SIGNAL_EXPIRY_S
         need = need._replace(next_s=expires_s if need.next_s is None else min(need.next_s, expires_s))
-        total = signal.last.total
-        count = _replicas(total, target)
-        if count > need.needed:
-            need = need._replace(needed=count, reason=f"{name} is {total:g} and needs {count} x {target:g}")
-        if signal.last.unknown:
-            need = _keep(need, have, f"{name} is unknown, because {signal.last.unknown}")
-        elif signal.peak_before is None:
-            need = _keep(need, have, f"{name} has not been read for a whole idle timeout yet")
+        total, peak = signal.last.total, max(signal.peak, signal.peak_before or 0.0)
+        needed, kept = _replicas(total, target), _replicas(peak, target)
+        if needed > need.needed:
+            need = need._replace(needed=needed, reason=f"{name} is {total:g} and needs {needed} x {target:g}")
+        if signal.peak_before is None:
+            kept, why = max(kept, have), f"{name} has not been read for a whole idle timeout yet"
         else:
-            peak = max(signal.peak, signal.peak_before)
-            kept = _replicas(peak, target)
-            need = _keep(need, kept, f"{name} was {peak:g} recently and needs {kept} x {target:g}")
-    return need
-
-
-def _keep(need: SignalNeed, count: int, reason: str) -> SignalNeed:
-    return need._replace(kept=count, kept_reason=reason) if count > need.kept else need
+            why = f"{name} was {peak:g} recently and needs {kept} x {target:g}"
+        if kept > need.kept:
+            need = need._replace(kept=kept, kept_reason=why)
+        if signal.last.unknown:
+            unknown.append(f"{name} is unknown, because {signal.last.unknown}")
+    return need._replace(kept=max(have, need.kept), unknown="; ".join(unknown)) if unknown else need
 
 
 def _replicas(total: float, target: float) -> int:

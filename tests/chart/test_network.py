@@ -54,11 +54,10 @@ def test_policies_allow_adopted_pods_only_in_configured_namespaces() -> None:
                 assert "ipBlock" not in str(one), "a gateway reaches no address outside of the cluster"
 
 
-def test_configured_gateway_egress_rules_are_added_to_the_network_policy() -> None:
+@pytest.mark.parametrize("name", ["gateway", "autoscaler"])
+def test_configured_egress_rules_are_added_to_the_network_policy(name: str) -> None:
     rule = {"ports": [{"port": 443}], "to": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
-    assert policy({"networkPolicy": {"gatewaysEgress": [rule]}}, "gateway")["egress"] == [
-        *policy({}, "gateway")["egress"], rule
-    ]  # fmt: skip
+    assert policy({"networkPolicy": {f"{name}sEgress": [rule]}}, name)["egress"] == [*policy({}, name)["egress"], rule]
 
 
 def test_engine_egress_is_dns_only_unless_configured() -> None:

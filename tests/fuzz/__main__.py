@@ -30,7 +30,7 @@ INSTRUMENTED = {
     "gguf": ("artifacts.formats.gguf",), "safetensors": ("artifacts.formats.hf_config",),
     "port": ("pilotlight.net.ops_client", "pilotlight.cli.status", "pilotlight.cli.operator"),
     "providers": ("autoscaler.capacity",), "loads": ("loadtest.client", "loadtest.response_reader"),
-    "translations": ("gateway.dialects",),
+    "translations": ("gateway.dialects",), "metrics": ("autoscaler.signals.metric_responses",),
 }  # fmt: skip
 """The targets, and the packages whose coverage guides each. Targets are imported after coverage is enabled."""
 NAMES = tuple(INSTRUMENTED)

@@ -134,6 +134,12 @@ def _translations() -> Target:
     return Target(api_translations.translations, api_translations.SEEDS, api_translations.WORDS)
 
 
+def _metrics() -> Target:
+    from tests.fuzz.targets import engine_responses
+
+    return Target(engine_responses.metrics, engine_responses.METRIC_SEEDS, engine_responses.METRIC_WORDS)
+
+
 MADE: dict[str, Callable[[], Target]] = {
     "requests": _requests,
     "answers": _answers,
@@ -152,6 +158,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "providers": _providers,
     "loads": _loads,
     "translations": _translations,
+    "metrics": _metrics,
 }
 """A target imports the code under test when it is created: atheris takes seconds to import all of it."""
 

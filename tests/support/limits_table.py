@@ -96,6 +96,19 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.planner.what_if.AHEAD_ROUNDS_MAX",
     ),
     "plans per step of the loop": ("autoscaler.controller.loop.ROUNDS_MAX",),
+    "metrics of an engine, result of a Prometheus query: interval; time; size; concurrent requests; lines of one "
+    "metric, their length": (
+        "autoscaler.demand.scaling_signals.SCRAPE_S",
+        "autoscaler.signals.scraper.READ_S_MAX",
+        "autoscaler.signals.scraper.RESPONSE_BYTES_MAX",
+        "autoscaler.signals.scraper.AT_ONCE",
+        "autoscaler.signals.metric_responses.SAMPLES_MAX",
+        "autoscaler.signals.metric_responses.LINE_BYTES_MAX",
+    ),
+    "scaling signal that was not read; time over which a rate is computed": (
+        "autoscaler.demand.scaling_signals.SIGNAL_EXPIRY_S",
+        "autoscaler.signals.totals.RATE_WINDOW_S",
+    ),
     "readiness probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
     "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.processes.autoscaler.ENGINE_GRACE_S"),
     "drain of a replica": ("autoscaler.queries.gateway_reports.DRAIN_SECONDS_MAX",),

@@ -1,4 +1,4 @@
-"""Fuzz target for responses: an engine's bytes on their way to a client, processed as the exchange does it.
+"""Fuzz targets for responses: an engine's bytes on their way to a client, processed as the exchange does it; metrics.
 
 The client is h11. It must never take a truncated response for a complete one. A complete response must hold what h11
 reads of the engine's bytes, without the usage events that we requested, and must not depend on how they are split.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple
+from math import isfinite
+from typing import Final, NamedTuple
 
 import h11
 
+from autoscaler.signals.metric_responses import read_metric, read_query_result, read_queue_seconds
+from autoscaler.spec.engines import COMMAND
 from gateway import errors
 from gateway.http import responses
 from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
@@ -256,3 +259,37 @@ def client(data: bytes) -> tuple[bytes, bool] | None:
                 return None
     except h11.RemoteProtocolError:
         return (content, False) if begun else None
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+_METRIC: Final = b"vllm:kv_cache_usage_perc"
+_STATISTICS: Final = {"model_stats": [{"name": "m", "inference_stats": {"queue": {"count": 1, "ns": 5}}}]}
+_RESULT: Final = {"data": {"resultType": "vector", "result": [{"metric": {"a": "b"}, "value": [1.5, "2"]}]}}
+METRIC_SEEDS: Final = (
+    _METRIC + b'{engine="0",model_name="a b"} 0.5 1700000000000\n' + _METRIC + b'{engine="1"} NaN\n',
+    b"# TYPE x gauge\n" + _METRIC + b" +Inf\n",
+    _METRIC + b" " + b"9" * 1500 + b"\n",
+    _METRIC + b'{a="' + b'\\"' * 900 + b'"} 1\n',
+    _METRIC + b"{" + b'a="b",' * 300 + b"} 1 # {} 1\n",
+    json.dumps(_STATISTICS).encode(),
+    json.dumps(_RESULT).encode(),
+    b'{"data":{"resultType":"scalar","result":[1,"1e999"]}}',
+)
+METRIC_WORDS: Final = (
+    _METRIC, b"{", b"}", b'="', b'\\"', b"\n", b" NaN", b" -Inf", b" 1e999", b" 1_0", b"__name__", b" # ", b"\xff",
+    b'"ns":', b'"queue":', b'"value":', b'"scalar"', b'"vector"', b"[[[[", b"null", b"-1",
+)  # fmt: skip
+
+
+def metrics(data: bytes) -> None:
+    """Read the bytes as each kind of response."""
+    known = COMMAND.behavior.metrics
+    assert known is not None
+    read = [read_metric(data, known.cache_use, mean=True), read_metric(data, known.tokens)]
+    for reading in (*read, read_queue_seconds(data), read_query_result(data)):
+        if reading.value is None:
+            assert reading.problem
+        else:
+            assert isfinite(reading.value)
+            assert reading.value >= 0

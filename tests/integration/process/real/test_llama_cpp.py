@@ -7,12 +7,14 @@ import json
 import signal
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from autoscaler.engines import ENGINES
+from autoscaler.signals.metric_responses import read_metric
 from loadtest import tiny_gguf
 from tests.support.real_services.llama_cpp import START_S, started
 
@@ -68,6 +70,22 @@ def test_anthropic_api_returns_the_exact_sentence_and_a_token_count(port: int) -
     status, body = post(port, "/v1/messages/count_tokens", ASK)
     assert status == 200
     assert json.loads(body)["input_tokens"] > 0
+
+
+def test_scaling_signals_are_read_from_the_metrics_of_llama_cpp(port: int) -> None:
+    metrics = ENGINES["llama.cpp"].behavior.metrics
+    assert metrics is not None
+
+    def read(signal: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{metrics.path}", timeout=60) as response:
+            reading = read_metric(response.read(), metrics.metric_names(signal))
+        assert reading.value is not None, reading.problem
+        return reading.value
+
+    before = read("tokensPerSecond")
+    _, body = post(port, "/v1/chat/completions", ASK)
+    assert read("tokensPerSecond") - before == json.loads(body)["usage"]["completion_tokens"]
+    assert read("engineQueue") == 0.0
 
 
 def test_embeddings_endpoint_returns_501_without_the_embeddings_flag(folder: Path, port: int) -> None:

@@ -44,7 +44,7 @@ def scaled(
     return compute_desired_replicas(made, of, now_s)
 
 
-def test_signal_above_its_target_starts_replicas_and_the_reason_has_the_numbers() -> None:
+def test_signal_above_its_target_starts_replicas_and_is_the_reason() -> None:
     a = model("a", slots=8, high=5, scaling=TOKENS)
     answer = scaled(a, 1, {"tokensPerSecond": signal(950.0)})
     assert (answer.count, answer.urgent) == (3, False)
@@ -97,7 +97,7 @@ def test_unknown_signal_neither_stops_nor_starts_replicas(found: dict[SignalName
     assert (answer.count, why in answer.reason) == (3, True), answer.reason
 
 
-def test_incomplete_total_still_starts_replicas_because_it_is_a_lower_bound() -> None:
+def test_incomplete_total_is_a_lower_bound_that_starts_replicas() -> None:
     a = model("a", slots=8, high=5, scaling=TOKENS)
     assert scaled(a, 2, {"tokensPerSecond": signal(950.0, unknown="of a timeout")}).count == 3
 

@@ -33,7 +33,7 @@ assert VLLM.behavior.metrics is not None
 METRICS = VLLM.behavior.metrics
 
 
-def test_values_of_all_engines_of_a_server_are_summed_and_cache_use_is_averaged() -> None:
+def test_values_of_all_engines_are_summed_and_cache_use_is_averaged() -> None:
     assert read_metric(VLLM_0_32, METRICS.waiting).value == 5.0, "the metric with a longer name is another one"
     assert read_metric(VLLM_0_32, METRICS.tokens).value == 1024.0
     assert read_metric(VLLM_0_32, METRICS.cache_use, mean=True).value == 0.5
