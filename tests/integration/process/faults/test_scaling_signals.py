@@ -8,7 +8,9 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -88,7 +90,7 @@ class Scrapes:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def seen(addresses: dict[str, list[str]], scaling: Scaling = KV, **settings: object) -> World:
+def seen(addresses: dict[str, list[str]], scaling: Scaling = KV, **fields: Any) -> World:
     """Models with ready replicas at these addresses."""
     models = {name: model(name, scaling=scaling) for name in addresses}
     replicas = [
@@ -96,7 +98,7 @@ def seen(addresses: dict[str, list[str]], scaling: Scaling = KV, **settings: obj
         for name, ones in addresses.items()
         for number, address in enumerate(ones)
     ]
-    return world(models.values(), (), replicas, **settings)
+    return world(models.values(), (), replicas, **fields)
 
 
 FULL = ok(b"vllm:kv_cache_usage_perc 0.75\n")
@@ -165,7 +167,12 @@ async def test_refused_connection_and_unready_replica_are_unknown() -> None:
 
 async def test_follower_reads_nothing_and_a_leader_begins_to_read() -> None:
     requests: list[bytes] = []
-    async with endpoint(lambda head: requests.append(head) or FULL) as address:
+
+    def answer(head: bytes) -> bytes:
+        requests.append(head)
+        return FULL
+
+    async with endpoint(answer) as address:
         scrapes = Scrapes(seen({"a": [address]}, leads=False))
         rounds: list[None] = []
         following, leading = scrapes.world, seen({"a": [address]})
@@ -280,6 +287,11 @@ def reason(serve: Serving, name: str) -> str:
     return serve.text(f"/api/v1/explain/model/{name}")
 
 
+def is_contained(part: str, read: Callable[[], str]) -> bool:
+    """Whether the text that `read` returns contains the part."""
+    return part in read()
+
+
 async def test_full_kv_cache_starts_replicas_although_slots_are_free(tmp_path: Path) -> None:
     documents = (fake(tmp_path, "ada", *SLOW, **SCALED), settings("200Mi"))
     async with serving(tmp_path / "s", *documents) as serve:
@@ -299,7 +311,8 @@ async def test_hanging_and_nan_metrics_are_unknown_and_requests_continue(tmp_pat
     async with serving(tmp_path / "s", *documents) as serve:
         running = serve.begin(shot("ada", tokens=20_000), shot("bob", tokens=20_000))
         for name, problem in (("ada", "did not respond within 2 s"), ("bob", "is not a number")):
-            await until(f"{name} is unknown", lambda n=name, p=problem: p in reason(serve, n))
-            await until(f"{name} is logged", lambda n=name: f"event=signal_unknown model={n}" in serve.output())
+            await until(f"{name} is unknown", partial(is_contained, problem, partial(reason, serve, name)))
+            logged = f"event=signal_unknown model={name}"
+            await until(f"{name} is logged", partial(is_contained, logged, serve.output))
             assert serve.replicas(name) == {"ready": 1}
         running.cancel()

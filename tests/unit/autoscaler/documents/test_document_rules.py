@@ -41,6 +41,52 @@ def test_adapter_artifact_is_accepted_only_in_a_form_its_engine_supports(engine:
         parse_documents([("a.yaml", text)])
 
 
+@pytest.mark.parametrize(
+    ("scaling", "spec", "line"),
+    [
+        ("{engineQueue: 4}", "{engine: vllm, artifact: 'hf://a/b'", ""),
+        ("{kvCachePercent: 80}", "{engine: command, command: ['{port}']", ""),
+        ("{engineQueue: 4}", "{engine: triton, artifact: 'file:///m'", ""),
+        ("{prometheus: {query: up, target: 2}}", "{engine: ollama", ""),
+        (
+            "{kvCachePercent: 80}",
+            "{engine: triton, artifact: 'file:///m'",
+            "spec.scaling.kvCachePercent: engine triton reports no such metric: remove it",
+        ),
+        (
+            "{tokensPerSecond: 80}",
+            "{engine: ollama",
+            "spec.scaling.tokensPerSecond: engine ollama reports no such metric: remove it",
+        ),
+        (
+            "{engineQueue: 4}",
+            "{engine: sglang, artifact: 'hf://a/b'",
+            "spec.scaling.engineQueue: engine sglang has no metrics by default: add --enable-metrics to spec.args",
+        ),
+        ("{engineQueue: 4}", "{engine: sglang, artifact: 'hf://a/b', args: [--enable-metrics]", ""),
+        ("{kvCachePercent: 0}", "{engine: vllm, artifact: 'hf://a/b'", "spec.scaling.kvCachePercent: expected"),
+        ("{prometheus: {query: up}}", "{engine: ollama", "spec.scaling.prometheus.target: missing"),
+    ],
+)  # fmt: skip
+def test_scaling_signal_is_accepted_only_if_the_engine_reports_it(scaling: str, spec: str, line: str) -> None:
+    head = "apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {name: a}\n"
+    text = f"{head}spec: {spec}, scaling: {scaling}}}\n"
+    if not line:
+        assert parse_documents([("a.yaml", text)]).models[0].spec.scaling.targets()
+        return
+    with pytest.raises(DocumentError, match=re.escape(f"a.yaml: Model a: {line}")):
+        parse_documents([("a.yaml", text)])
+
+
+def test_prometheus_url_in_settings_must_be_an_http_url() -> None:
+    head = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n"
+    text = head + "prometheus: {url: 'http://prometheus.monitoring:9090'}\n"
+    assert parse_documents([("s.yaml", text)]).settings.prometheus.url == "http://prometheus.monitoring:9090"
+    for url in ("prometheus:9090", "ftp://prometheus", "http://user@prometheus"):
+        with pytest.raises(DocumentError, match=re.escape("prometheus.url: expected a URL")):
+            parse_documents([("s.yaml", f"{head}prometheus: {{url: '{url}'}}\n")])
+
+
 def document(namespace: str, **spec: object) -> dict[str, object]:
     return {
         "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": "a", "namespace": namespace},
