@@ -40,4 +40,4 @@ def sum_readings(readings: Sequence[MetricReading]) -> SignalTotal:
     unknown = problems[0] if problems else ""
     if problems and len(readings) > 1:
         unknown = f"{len(problems)} of {len(readings)} replicas do not report it ({problems[0]})"
-    return SignalTotal(total=sum(one.value for one in readings if one.value is not None), unknown=unknown)
+    return SignalTotal(total=sum((one.value for one in readings if one.value is not None), 0.0), unknown=unknown)

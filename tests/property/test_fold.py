@@ -23,11 +23,12 @@ from autoscaler.state.events import (
     ReplicaSeen,
     Reported,
     Seen,
+    SignalsSeen,
     Synced,
     Tick,
 )
 from autoscaler.state.lifecycle import IllegalIntentError
-from autoscaler.state.world import Cordon, CordonTarget, Slice, World
+from autoscaler.state.world import Cordon, CordonTarget, SignalTotal, Slice, World
 from tests.support.builders.fold import DOC, G1, pending, reported, seen
 from tests.support.builders.worlds import T0, level, model, replace_fields
 from tests.support.example_budget import examples
@@ -92,6 +93,7 @@ others = st.sampled_from(
         ModelWoken(model=DOC.name),
         ModelStopped(model=DOC.name),
         NodeReported(report=NodeReport(node="n", boot="b", sequence=1)),
+        SignalsSeen(model=DOC.name, signals={"engineQueue": SignalTotal(total=1.0)}),
     ]
 )
 intents = st.one_of(

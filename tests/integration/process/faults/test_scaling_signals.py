@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,6 +27,7 @@ from autoscaler.state.world import SignalTotal, World
 from tests.support.builders.worlds import model, replica, world
 from tests.support.fakes.engines.fake_engine_process import fake_engine
 from tests.support.harness.serve.serve import Serving, fake, serving, settings, shot
+from tests.support.net.certificates import THEIRS, leaf
 from tests.support.net.ports import free_port
 from tests.support.waiting import until
 
@@ -44,8 +46,8 @@ def ok(body: bytes, *headers: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def endpoint(answer: Answer) -> AsyncIterator[str]:
-    """Serves an endpoint; yields its address."""
+async def endpoint(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Serves an endpoint; yields its host and port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has disconnected
@@ -56,7 +58,7 @@ async def endpoint(answer: Answer) -> AsyncIterator[str]:
                 await reader.read()  # until the client closes the connection
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"{host}:{port}"
@@ -132,6 +134,22 @@ async def test_unusable_metrics_of_one_replica_make_the_total_incomplete(name: s
     assert total.unknown.startswith("1 of 2 replicas do not report it")
     assert problem in total.unknown
     assert "127.0.0.1" not in total.unknown
+
+
+async def test_engine_with_tls_is_read_with_any_certificate_but_prometheus_not() -> None:
+    names: list[str | None] = []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    leaf(THEIRS).configure_cert(context)
+    context.sni_callback = lambda _tls, name, _context: names.append(name)
+    async with endpoint(lambda _: FULL, context) as place:
+        both = Scaling(kv_cache_percent=50.0, prometheus=QUERIED.prometheus)
+        made = seen({"a": [f"https://m.example@{place}"]}, both, settings=prometheus(f"https://{place}"))
+        scrapes = Scrapes(made)
+        await scrapes.until("it was read", lambda: scrapes.last("a"))
+    totals = scrapes.last("a")
+    assert totals["kvCachePercent"] == SignalTotal(total=75.0)
+    assert totals["prometheus"].unknown == "Prometheus: the connection failed (ClientConnectorCertificateError)"
+    assert names[0] == "m.example"
 
 
 async def test_hanging_endpoint_does_not_delay_the_signals_of_other_models() -> None:

@@ -86,6 +86,17 @@ def triton(*ns: object) -> bytes:
     return json.dumps({"model_stats": stats}).encode()
 
 
+TRITON_2_51 = b"""{"model_stats":[{"name":"slow","version":"1","last_inference":1764549000000,"inference_count":24,
+"execution_count":24,"inference_stats":{"success":{"count":24,"ns":42130519020},"fail":{"count":0,"ns":0},
+"queue":{"count":24,"ns":30120402118},"compute_input":{"count":24,"ns":1201344},"compute_infer":{"count":24,
+"ns":12008011202},"compute_output":{"count":24,"ns":904356},"cache_hit":{"count":0,"ns":0},
+"cache_miss":{"count":0,"ns":0}},"response_stats":{},"batch_stats":[],"memory_usage":[]}]}"""
+
+
+def test_time_in_the_queue_is_read_from_statistics_of_triton() -> None:
+    assert read_queue_seconds(TRITON_2_51).value == pytest.approx(30.12, abs=0.01)
+
+
 def test_time_in_the_queue_of_all_versions_of_a_triton_model_is_summed() -> None:
     assert read_queue_seconds(triton(1_500_000_000, 500_000_000)).value == 2.0
 
