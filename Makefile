@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-clients test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-clients bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-clients test-engines test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-clients bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # The compiled gateway, as users get it. Python finds it before the sources, also in the processes that are started.
@@ -27,6 +27,9 @@ test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: on
 
 test-clients: venv  ## ten behaviours of each client library of docs/reference/clients.md; installs the clients from their registries
 	@$(PY) -m tests.run clients
+
+test-engines: venv  ## the contract of engines for vLLM, transformers serve, Infinity and Ollama; installs them (9 GB) or builds them
+	@$(PY) -m tests.run engines
 
 test-profile: venv  ## time of the tests by folder and file, and the slowest tests; TIER=fast or deep
 	@rm -f build/costs.jsonl
@@ -70,6 +73,7 @@ lock:  ## updates requirements/dev.lock for all Python versions and platforms; n
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --group installers -o requirements/installers.lock
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --group gpu-kit -o requirements/gpu-kit.lock
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-deps --group engines-triton -o requirements/engines-triton.lock
+	@for engine in vllm transformers infinity; do uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --group engines-$$engine -o requirements/engines-$$engine.lock || exit; done
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.cold

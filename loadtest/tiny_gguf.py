@@ -32,20 +32,22 @@ MEAN_POOLING = 1
 Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
-def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096, pools: bool = True) -> None:
+def make_model(
+    path: Path | str, sentence: str, *, context_tokens: int = 4096, pools: bool = True, repeats: bool = False
+) -> None:
     """Write the model (about 0.9 MB) to `path`. Raises ValueError if a word occurs twice or there is none.
 
     `pools`: whether the file names a pooling type, as models for embeddings do. Ollama uses such a model for nothing
-    else.
+    else. `repeats`: whether the model repeats the sentence until the limit of tokens, instead of stopping after it.
     """
     words = sentence.split(" ")
     if "" in words or len(set(words)) != len(words):
         raise ValueError("a sentence needs single spaces and no word twice: the next word depends on the last one only")
-    letters = _byte_letters()
+    letters = byte_letters()
     end, say = 256, 257
     spelled = ["".join(letters[b] for b in f"{' ' if i else ''}{word}".encode()) for i, word in enumerate(words)]
     tokens = [*letters, "<|end|>", "<|say|>", *spelled]
-    chain = [say, *range(258, len(tokens)), end]
+    chain = [say, *range(258, len(tokens)), 258 if repeats else end]
     width = -(-len(tokens) // HEAD) * HEAD
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
@@ -75,7 +77,7 @@ def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096, p
     Path(path).write_bytes(encode_file(metadata, _tensors(len(tokens), width, chain)))
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return the printable letter for each of the 256 bytes in GPT-2's byte-level vocabulary."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))

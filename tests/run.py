@@ -1,4 +1,4 @@
-"""Runs a tier of the tests: `python -m tests.run check|fast|test|deep|clients [OPTIONS OF PYTEST]`.
+"""Runs a tier of the tests: `python -m tests.run check|fast|test|deep|clients|engines [OPTIONS OF PYTEST]`.
 
 A tier is a sequence of stages, and a stage is a set of parts that run at the same time. The output of the first part of
 a stage is shown as it comes, and that of the others when the stage ends, if they fail or are tests. The last lines name
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.go_programs import cache
-from tests.support.real_services import ollama, triton
+from tests.support.real_services import ollama, python_engines, triton
 
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
@@ -235,6 +235,24 @@ def builds() -> list[Part]:
     return [install, *go, Part("build gateway", ["bash", "scripts/compiled.sh"])]
 
 
+def engine_installations() -> list[Part]:
+    """What installs the engines of `make test-engines`. Without one of them, its tests are skipped."""
+    parts = [Part("install Triton", [PYTHON, "-m", "tests.support.real_services.triton"], is_optional=True)]
+    if ollama.can_build():
+        parts.append(Part("build Ollama", [PYTHON, "-m", "tests.support.real_services.ollama"], is_optional=True))
+    module = "tests.support.real_services.python_engines"
+    return [
+        *parts,
+        *(Part(f"install {name}", [PYTHON, "-m", module, name], is_optional=True) for name in python_engines.PROGRAMS),
+    ]
+
+
+def engine_tests(options: Sequence[str]) -> Part:
+    """The contract of every engine, one engine after another: two at a time would need 10 GB of memory."""
+    folder = "tests/integration/process/engines"
+    return Part("engine tests", in_networks(1, "-m", "engines or standard", *options, folder))
+
+
 def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     """The stages of a tier; `options` go to each run of pytest."""
     folders = [f"--ignore=tests/{folder}" for folder in ("integration", *WAITING)]
@@ -248,7 +266,11 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
         installed = Part("install clients", [PYTHON, "-m", "tests.clients.matrix"])
         matrix = Part("client tests", in_networks(2, "-m", "clients or standard", *options, "tests/clients"))
         return [Stage(installed), Stage(matrix)]
-    chosen = ["-m", "not (deep or clients)"] if tier == "test" else ["-m", "not clients", "--hypothesis-profile=deep"]
+    if tier == "engines":
+        return [Stage(part) for part in (*engine_installations(), engine_tests(options))]
+    others = "clients or engines"
+    deep = ["-m", f"not ({others})", "--hypothesis-profile=deep"]
+    chosen = ["-m", f"not (deep or {others})"] if tier == "test" else deep
     words = (*chosen, *options)
     computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
     shard = any(option.startswith("--shard") for option in options)
@@ -287,9 +309,9 @@ def failures(logs: Path = LOGS) -> list[str]:
 def missing_tools() -> list[str]:
     """One line for each missing tool: its name, how to install it, which tests were skipped."""
     lines = [f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}" for tool in TOOLS if tool.is_missing]
-    if not ollama.is_available():
+    if ollama.why_missing():
         lines.append(f"missing: Ollama {ollama.VERSION} ({ollama.INSTALL}); skipped: {OLLAMA_TESTS}")
-    if not triton.is_available():
+    if triton.why_missing():
         lines.append(f"missing: Triton {triton.VERSION} ({triton.INSTALL}); skipped: {TRITON_TESTS}")
     enters = [PYTHON, "-c", "from tests.integration import network_namespace; network_namespace.enter()"]
     if subprocess.run(enters, cwd=ROOT, check=False, capture_output=True).returncode:
@@ -300,10 +322,23 @@ def missing_tools() -> list[str]:
     return lines
 
 
+def missing_engines() -> list[str]:
+    """One line for each engine that is not installed: why, how to install it, what was skipped."""
+    reasons = {"Triton": (triton.why_missing(), triton.INSTALL), "Ollama": (ollama.why_missing(), ollama.INSTALL)}
+    reasons |= {
+        name: (python_engines.why_missing(name), python_engines.install(name)) for name in python_engines.PROGRAMS
+    }
+    return [
+        f"missing: {name}: {why} ({install}); skipped: {name} in tests/integration/process/engines"
+        for name, (why, install) in reasons.items()
+        if why
+    ]
+
+
 def main() -> int:
     """Exit status 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run a tier of the tests.")
-    parser.add_argument("tier", choices=("check", "fast", "test", "deep", "clients"))
+    parser.add_argument("tier", choices=("check", "fast", "test", "deep", "clients", "engines"))
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options for pytest, e.g. --shard 3 or -x")
     asked = parser.parse_args()
     begin = time.monotonic()
@@ -313,8 +348,11 @@ def main() -> int:
         stage.run()
         parts += (stage.shown, *stage.others)
     print(summary(parts, time.monotonic() - begin))
-    if asked.tier in {"test", "deep", "clients"}:
-        missing = [line for line in missing_tools() if ("tests/clients" in line) == (asked.tier == "clients")]
+    if asked.tier in {"test", "deep", "clients", "engines"}:
+        is_clients = asked.tier == "clients"
+        missing = [line for line in missing_tools() if ("tests/clients" in line) == is_clients]
+        if asked.tier == "engines":
+            missing = missing_engines()
         print("\n".join([*missing, *failures()]), flush=True)
     return 0 if is_passed(parts) else 1
 

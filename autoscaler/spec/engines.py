@@ -90,7 +90,6 @@ LLAMA_CPP = Engine(
         ),
         native_paths=(
             *("/props", "/slots", "/slots/{id}", "/lora-adapters", "/completion", "/infill", "/apply-template"),
-            *("/models/load", "/models/unload"),
         ),
         notes="closes the connection after each stream, although it announces keep-alive",
         tests="run",

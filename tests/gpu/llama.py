@@ -183,7 +183,7 @@ def _tensors(shape: dict[str, Any]) -> dict[str, Dimensions]:
 
 
 def _metadata(path: Path, shape: dict[str, Any]) -> dict[str, tiny_gguf.Value]:
-    letters = tiny_gguf._byte_letters()
+    letters = tiny_gguf.byte_letters()
     tokens = [*letters, "<|end|>", *(f"filler{number}" for number in range(shape["vocabulary"] - 257))]
     return {
         "general.architecture": "llama",

@@ -1,11 +1,12 @@
 """The tiers of the tests, the shards of the deep tier, and what a tier enforces. `tests/README.md` explains them.
 
-Every test has exactly one of four markers. An explicit marker wins; otherwise the folder decides (FOLDERS).
+Every test has exactly one of five markers. An explicit marker wins; otherwise the folder decides (FOLDERS).
 
 * `fast`: starts no process and opens no socket. An audit hook (PEP 578) fails a test that does.
 * `standard`: runs in `make test`, together with the fast tests.
 * `deep`: runs only in `make test-deep` and in the shard of the deep tier that `.ci/run` adds.
 * `clients`: runs only in `make test-clients`, which installs clients that no other test needs.
+* `engines`: runs only in `make test-engines`, which installs engines that no other test needs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 
 from tests.plugins.costs import PROCESS_EVENTS, SOCKET_EVENTS
 
-TIERS = ("fast", "standard", "deep", "clients")
+TIERS = ("fast", "standard", "deep", "clients", "engines")
 FOLDERS = {
     "chart": "standard", "clients": "clients", "fuzz": "standard", "gpu": "standard", "integration": "deep",
     "simulation": "standard", "unit/artifacts/registry": "standard", "unit/pilotlight/agent/weights": "standard",

@@ -40,6 +40,8 @@ class PythonEnvironment(NamedTuple):
     """Name of its lock, and prefix of its folder in the cache."""
     finish: Callable[[Path], None] = _no_more_steps
     """Further steps after the installation of the packages, with the folder of the environment."""
+    is_large: bool = False
+    """Whether uv installs the packages, with hard links to its cache, so that environments share gigabytes of torch."""
 
     @property
     def folder(self) -> Path:
@@ -52,9 +54,17 @@ class PythonEnvironment(NamedTuple):
         """Returns the folder of the environment. Raises InstallError if it has not been installed."""
         folder = self.folder
         if not (folder / _COMPLETE).exists():
-            raise InstallError(f"the packages of requirements/{self.name}.lock are not installed in {cache().name}")
+            raise InstallError(f"the packages of requirements/{self.name}.lock are not installed")
         os.utime(folder)  # an installation in another clone removes folders that were not used for a week
         return folder
+
+    def why_missing(self) -> str:
+        """Why `find` returns no folder; empty if it does."""
+        try:
+            self.find()
+        except InstallError as error:
+            return str(error)
+        return ""
 
     def install(self) -> Path:
         """Returns the folder of the environment, and installs it first if it is missing. Raises InstallError."""
@@ -71,12 +81,14 @@ class PythonEnvironment(NamedTuple):
         return self.find()
 
     def _install_packages(self, folder: Path) -> None:
-        locked = ["--require-hashes", "--no-deps", "-r", str(LOCKS / f"{self.name}.lock")]
-        for command in (
-            [sys.executable, "-m", "venv", str(folder)],
-            [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "-q", *locked],
-        ):
+        python = str(folder / "bin" / "python")
+        pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+        if self.is_large:
+            uv = PythonEnvironment("installers").install() / "bin" / "uv"
+            pip = [str(uv), "pip", "install", "--python", python]
+        locked = ["-q", "--require-hashes", "--no-deps", "-r", str(LOCKS / f"{self.name}.lock")]
+        for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *locked]):
             if subprocess.run(command, check=False).returncode:
-                raise InstallError(f"requirements/{self.name}.lock: `{' '.join(command[1:4])}` failed, see its output")
+                raise InstallError(f"requirements/{self.name}.lock: `{' '.join(command[1:3])}` failed, see its output")
         self.finish(folder)
         (folder / _COMPLETE).touch()

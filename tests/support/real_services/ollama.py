@@ -57,12 +57,13 @@ def program() -> Path:
     return folder / "ollama"
 
 
-def is_available() -> bool:
-    """Whether `program` returns a path."""
+def why_missing() -> str:
+    """Why `program` returns no path; empty if it does."""
     try:
-        return program().exists()
-    except BuildError:
-        return False
+        found = program()
+    except BuildError as error:
+        return str(error)
+    return "" if found.exists() else f"{VARIABLE} names no file"
 
 
 class OllamaServer(NamedTuple):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import http.client
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,20 +69,16 @@ def program() -> Path:
     return ENVIRONMENT.find() / "bin" / "tritonserver"
 
 
-def is_available() -> bool:
-    """Whether `program` returns a path."""
-    try:
-        program()
-    except InstallError:
-        return False
-    return True
+def why_missing() -> str:
+    """Why `program` returns no path; empty if it does."""
+    return ENVIRONMENT.why_missing()
 
 
-def add_model(repository: Path, name: str) -> None:
-    """Adds a model of the folder `triton_models` to a repository. It is not loaded."""
-    version = repository / name / "1"
+def add_model(repository: Path, kind: str, name: str = "") -> None:
+    """Adds a model of the folder `triton_models` to a repository, by default under the same name. It is not loaded."""
+    version = repository / (name or kind) / "1"
     version.mkdir(parents=True)
-    shutil.copy(MODELS / f"{name}.py", version / "model.py")
+    shutil.copy(MODELS / f"{kind}.py", version / "model.py")
 
 
 class TritonServer(NamedTuple):
@@ -99,6 +97,20 @@ class TritonServer(NamedTuple):
         """Begins to unload a model."""
         self._post(f"{name}/unload")
 
+    def status(self, path: str) -> int:
+        """The status of a GET."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=LOADS_S_MAX) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def states(self) -> dict[str, str]:
+        """The state of each model in the repository, empty for one that was never loaded."""
+        request = urllib.request.Request(f"{self.url}/v2/repository/index", data=b"{}")
+        with urllib.request.urlopen(request, timeout=LOADS_S_MAX) as response:
+            return {model["name"]: model.get("state", "") for model in json.load(response)}
+
     def _post(self, path: str) -> None:
         request = urllib.request.Request(f"{self.url}/v2/repository/models/{path}", data=b"{}")
         with urllib.request.urlopen(request, timeout=LOADS_S_MAX):
@@ -107,7 +119,10 @@ class TritonServer(NamedTuple):
 
 @contextlib.contextmanager
 def serving(folder: Path, *models: str) -> Iterator[TritonServer]:
-    """Runs a server with these models loaded until the context ends. Raises InstallError."""
+    """Runs a server with these models loaded until the context ends. Raises InstallError.
+
+    Kill the process of a server with a load that hangs: SIGTERM does not end it.
+    """
     found, log = program(), folder / "triton.log"
     repository = folder / "models"
     repository.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,14 @@
 """A text model for Triton's Python backend, with the inputs and outputs of Triton's vLLM backend.
 
 It repeats its sentence: once, or until `max_tokens` if `ignore_eos` is set. A token is a word, and a stream has one
-response per token. Both settings may be members of `sampling_parameters` (JSON) or parameters of the request. Every
-request runs in a thread of its own.
+response per token. Both settings may be members of `sampling_parameters` (JSON) or parameters of the request. It
+processes one request after another.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from typing import Any
 
@@ -41,9 +40,9 @@ class TritonPythonModel:
         return config
 
     def execute(self, requests: list[Any]) -> None:
-        """Answers each request in a thread, so that they run concurrently."""
+        """Answers the requests."""
         for request in requests:
-            threading.Thread(target=self._answer, args=(request,)).start()
+            self._answer(request)
 
     def _answer(self, request: Any) -> None:
         def value(name: str) -> Any:

@@ -1,0 +1,409 @@
+"""The contract of engines, as tests: what `autoscaler.spec.engines` states about an engine is what it does.
+
+Real engines and fakes pass the same suites. A test file provides the `rig` fixture and inherits what the engine has:
+
+class TestMine(GenerationContract, SleepContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rig(cls) -> EngineRig: ...
+
+The model of a rig has the name `ada`, and repeats SENTENCE until the limit of tokens. Its engine has one slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from autoscaler.engines.command_line import LaunchCommand
+from autoscaler.spec.engine_definition import Engine
+from tests.support.net.ports import HOST
+from tests.support.real_services.engine_process import ANSWERS_S_MAX, Json, Reply, Running, events, running
+
+SENTENCE = "Hello, I am Ada, asleep until you called."
+TOKENS = len(SENTENCE.split(" "))
+SAMPLE_TOKENS = 16
+COMPLETED_TOKENS = 100
+"""Of a stream that an engine completes after SIGTERM."""
+
+
+class Stop(StrEnum):
+    """What an engine does after SIGTERM during a stream."""
+
+    CUTS = "ends the stream early, and exits"
+    COMPLETES = "completes the stream, and exits"
+    HOLDS = "keeps the connection open until it is killed"
+
+
+class Api(Protocol):
+    """The API of an engine that the suite uses."""
+
+    @property
+    def path(self) -> str:
+        """The path of whole responses."""
+
+    @property
+    def stream_path(self) -> str:
+        """The path of streams."""
+
+    def body(self, model: str, tokens: int, *, stream: bool) -> Json:
+        """A request for that many tokens."""
+
+    def text(self, document: Json) -> str:
+        """The text of a whole response."""
+
+    def usage(self, document: Json) -> tuple[int, int]:
+        """The numbers of tokens of the prompt and of the response."""
+
+    def piece(self, event: str) -> str:
+        """The text in an event of a stream."""
+
+    def is_last(self, event: str) -> bool:
+        """Whether the event completes a stream."""
+
+
+class Chat(NamedTuple):
+    """OpenAI's chat completions."""
+
+    path: str = "/v1/chat/completions"
+    stream_path: str = "/v1/chat/completions"
+    has_stream_options: bool = True
+
+    def body(self, model: str, tokens: int, *, stream: bool) -> Json:
+        """Decodes greedily."""
+        messages = [{"role": "user", "content": "Who are you?"}]
+        options = {"stream_options": {"include_usage": True}} if stream and self.has_stream_options else {}
+        return {
+            "model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream, **options,
+        }  # fmt: skip
+
+    def text(self, document: Json) -> str:
+        """The content of the message."""
+        return str(document["choices"][0]["message"]["content"])
+
+    def usage(self, document: Json) -> tuple[int, int]:
+        """The member `usage`."""
+        return document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]
+
+    def piece(self, event: str) -> str:
+        """The content of the delta."""
+        choices = [] if event == "[DONE]" else json.loads(event)["choices"]
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+    def is_last(self, event: str) -> bool:
+        """The mark of the end."""
+        return event == "[DONE]"
+
+
+class TritonText(NamedTuple):
+    """Triton's extension `generate`, with the inputs and outputs of its vLLM backend."""
+
+    model: str = "ada"
+
+    @property
+    def path(self) -> str:
+        """For one response."""
+        return f"/v2/models/{self.model}/generate"
+
+    @property
+    def stream_path(self) -> str:
+        """For several responses."""
+        return f"/v2/models/{self.model}/generate_stream"
+
+    def body(self, model: str, tokens: int, *, stream: bool) -> Json:
+        """The model is in the path."""
+        assert model == self.model
+        flags = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+        settings = json.dumps({"max_tokens": tokens, "ignore_eos": True})
+        return {
+            "text_input": "Who are you?", "stream": stream, "sampling_parameters": settings,
+            **dict.fromkeys(flags, True),
+        }  # fmt: skip
+
+    def text(self, document: Json) -> str:
+        """The output tensor."""
+        return str(document["text_output"])
+
+    def usage(self, document: Json) -> tuple[int, int]:
+        """Two other tensors."""
+        return document["num_input_tokens"], document["num_output_tokens"]
+
+    def piece(self, event: str) -> str:
+        """One token."""
+        return str(json.loads(event).get("text_output", ""))
+
+    def is_last(self, event: str) -> bool:
+        """A finish reason."""
+        return json.loads(event).get("finish_reason") in {"length", "stop"}
+
+
+def metric(text: str, name: str) -> float | None:
+    """Return the sum of a metric's samples in Prometheus' format, or None if there is none. `name` may have labels."""
+    name, _, labels = name.rstrip("}").partition("{")
+    rows = re.findall(rf"(?m)^{re.escape(name)}(?:\{{(.*)\}})? (\S+)", text)
+    values = [float(value) for found, value in rows if labels in found]
+    return sum(values) if values else None
+
+
+class SleepCalls(NamedTuple):
+    """The requests of an engine's sleep protocol, and what they change."""
+
+    sleep: tuple[str, Json]
+    """Path and body of a POST."""
+    wake: tuple[str, Json]
+    is_asleep: Callable[[Running], bool]
+    readiness_status: int
+    """What the readiness path returns while the engine sleeps."""
+
+
+@dataclass(eq=False)
+class EngineRig:
+    """One engine with its model. It is started when a test needs it, and again after a test has stopped it."""
+
+    definition: Engine
+    launch: Callable[[int, int], LaunchCommand]
+    """The command for a port and a port of metrics."""
+    folder: Path
+    api: Api = field(default_factory=Chat)
+    model: str = "ada"
+    """The name in requests."""
+    model_in_responses: str = "ada"
+    unknown_model_status: int = 404
+    statuses_before_ready: frozenset[int] = frozenset()
+    """What the readiness path may return before 200, if the engine listens already."""
+    metrics: frozenset[str] = frozenset()
+    """Those of "waiting", "running" and "cache_use" that the engine has with this model. Others are unknown."""
+    has_metrics_port: bool = False
+    tokens_max: int = 4000
+    """The length of the longest stream. It must take much longer than a short request."""
+    stop: Stop = Stop.CUTS
+    stop_log: str = ""
+    """What the engine logs when it holds a connection after SIGTERM."""
+    is_known_path: Callable[[Running, str], bool] = field(default=lambda _engine, _path: True)
+    """Whether the engine has a path."""
+    sleep: SleepCalls | None = None
+    _running: Running | None = None
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @property
+    def engine(self) -> Running:
+        """The running engine."""
+        if self._running is None or self._running.process.poll() is not None:
+            return self.restart()
+        return self._running
+
+    def restart(self) -> Running:
+        """Starts the engine, and kills the one before."""
+        self.close()
+        context = running(self.folder, self.launch, has_metrics_port=self.has_metrics_port)
+        self._running = self._stack.enter_context(context)
+        return self._running
+
+    def close(self) -> None:
+        """Kills the engine."""
+        self._stack.close()
+
+    def ask(self, tokens: int = TOKENS, model: str = "") -> Reply:
+        """Sends a request for a whole response."""
+        return self.engine.request("POST", self.api.path, self.api.body(model or self.model, tokens, stream=False))
+
+    def streaming(self, tokens: int) -> contextlib.AbstractContextManager[Any]:
+        """Sends a request for a stream."""
+        return self.engine.response("POST", self.api.stream_path, self.api.body(self.model, tokens, stream=True))
+
+    def readiness(self) -> int:
+        """The status of the readiness path."""
+        path = self.definition.readiness_path.replace("{name}", self.model)
+        return self.engine.request("GET", path).status
+
+    def is_answering(self) -> bool:
+        """Whether the model answers as it should."""
+        reply = self.ask()
+        return reply.status == http.HTTPStatus.OK and self.api.text(reply.document) == SENTENCE
+
+
+def paths_of_openapi(engine: Running, path: str) -> bool:
+    """Whether the engine's own description of its API, as FastAPI generates it, has a path."""
+    paths = engine.request("GET", "/openapi.json").document["paths"]
+    return path in {re.sub(r"\{[^}]*\}", "{id}", one) for one in paths}
+
+
+def stop_idle(engine: Running) -> None:
+    """Sends SIGTERM and waits until the process has ended."""
+    engine.process.send_signal(signal.SIGTERM)
+    engine.until_exit()
+
+
+class EngineContract:
+    """What every engine fulfils."""
+
+    def test_engine_serves_the_model_as_soon_as_its_readiness_path_returns_200(self, rig: EngineRig) -> None:
+        engine = rig.restart()
+        assert rig.ask().status == 200
+        assert engine.statuses <= rig.statuses_before_ready, "another status before 200 would need a different rule"
+        assert rig.readiness() == 200
+
+    def test_request_for_an_unknown_model_gets_the_recorded_status(self, rig: EngineRig) -> None:
+        body = rig.api.body(rig.model, 1, stream=False)
+        path = rig.api.path.replace(f"/{rig.model}/", "/unknown/")
+        reply = rig.engine.request("POST", path, body | ({"model": "unknown"} if "model" in body else {}))
+        assert reply.status == rig.unknown_model_status
+
+    def test_metrics_have_the_recorded_names_and_no_others(self, rig: EngineRig) -> None:
+        assert rig.ask().status == 200  # some engines have a metric only after its first change
+        recorded = rig.definition.behavior.metrics
+        if recorded is None:
+            assert not rig.metrics
+            return
+        text = rig.engine.metrics(recorded.path)
+        groups = {"waiting": recorded.waiting, "running": recorded.running, "cache_use": recorded.cache_use}
+        found = {group for group, names in groups.items() if any(metric(text, name) is not None for name in names)}
+        assert found == rig.metrics
+
+    def test_native_paths_exist(self, rig: EngineRig) -> None:
+        paths = rig.definition.behavior.native_paths
+        assert [path for path in paths if not rig.is_known_path(rig.engine, path)] == []
+        assert not rig.is_known_path(rig.engine, "/no-such-path"), "the check itself works"
+
+    def test_sigterm_without_requests_ends_the_process(self, rig: EngineRig) -> None:
+        assert rig.ask().status == 200
+        stop_idle(rig.engine)
+
+
+class GenerationContract(EngineContract):
+    """What every engine with a language model fulfils."""
+
+    def test_response_has_the_exact_text_and_the_number_of_tokens(self, rig: EngineRig) -> None:
+        document = rig.ask().document
+        assert rig.api.text(document) == SENTENCE
+        assert document.get("model", rig.model_in_responses) == rig.model_in_responses
+        prompt_tokens, tokens = rig.api.usage(document)
+        assert prompt_tokens > 0
+        assert tokens == TOKENS
+
+    def test_stream_has_the_exact_text_in_parts_and_an_end(self, rig: EngineRig) -> None:
+        with rig.streaming(TOKENS) as response:
+            assert response.status == 200
+            found = list(events(response))
+        pieces = [piece for piece in map(rig.api.piece, found) if piece]
+        assert "".join(pieces) == SENTENCE
+        assert len(pieces) > 1
+        assert [event for event in found if rig.api.is_last(event)] == found[-1:]
+
+    def test_connection_is_closed_after_a_stream_only_if_that_is_recorded(self, rig: EngineRig) -> None:
+        body = json.dumps(rig.api.body(rig.model, TOKENS, stream=True))
+        with contextlib.closing(http.client.HTTPConnection(HOST, rig.engine.port, timeout=ANSWERS_S_MAX)) as connection:
+            connection.request("POST", rig.api.stream_path, body, {"Content-Type": "application/json"})
+            connection.getresponse().read()
+            socket_ = connection.sock
+            connection.auto_open = 0
+            try:
+                connection.request("GET", rig.definition.readiness_path.replace("{name}", rig.model))
+                is_closed = connection.getresponse().status != http.HTTPStatus.OK
+            except (OSError, http.client.HTTPException):
+                is_closed = True
+        assert socket_ is not None, "the response announced keep-alive"
+        assert is_closed == rig.definition.closes_after_stream
+
+    def test_closed_stream_frees_the_only_slot(self, rig: EngineRig) -> None:
+        recorded = rig.definition.behavior.metrics
+        with rig.streaming(rig.tokens_max) as response:
+            found = events(response)
+            next(found)
+            begin_s = time.monotonic()
+            for _ in range(SAMPLE_TOKENS):
+                next(found)
+            token_s = (time.monotonic() - begin_s) / SAMPLE_TOKENS
+            if recorded and "running" in rig.metrics:
+                text = rig.engine.metrics(recorded.path)
+                assert any(metric(text, name) == 1 for name in recorded.running)
+        begin_s = time.monotonic()
+        assert rig.is_answering()
+        waited_s, left_s = time.monotonic() - begin_s, token_s * (rig.tokens_max - 2 * SAMPLE_TOKENS)
+        assert waited_s < left_s / 2, f"it seems to wait for the rest of the stream, {left_s:.1f} s"
+
+    def test_sigterm_during_a_stream_has_the_recorded_effect(self, rig: EngineRig) -> None:
+        tokens = COMPLETED_TOKENS if rig.stop is Stop.COMPLETES else rig.tokens_max
+        engine, seen = rig.engine, list[str]()
+        with rig.streaming(tokens) as response:
+            found = events(response)
+            seen.append(next(found))
+            engine.process.send_signal(signal.SIGTERM)
+            if rig.stop is Stop.HOLDS:
+                engine.until("it logs that it waits", lambda: rig.stop_log in engine.log.read_text())
+                assert engine.process.poll() is None
+                engine.process.kill()
+            with contextlib.suppress(http.client.HTTPException, OSError):
+                seen.extend(found)
+        engine.until_exit()
+        assert rig.api.is_last(seen[-1]) == (rig.stop is Stop.COMPLETES)
+
+
+class SleepContract:
+    """What every engine that can sleep fulfils."""
+
+    def test_sleep_and_wake_change_the_state_and_the_woken_engine_answers(self, rig: EngineRig) -> None:
+        calls, recorded, engine = rig.sleep, rig.definition.behavior.sleep, rig.engine
+        assert calls is not None
+        assert recorded is not None
+        for (path, _), text in ((calls.sleep, recorded.sleep), (calls.wake, recorded.wake)):
+            assert path.replace(f"/{rig.model}/", "/M/") in text, "the definition names the request"
+        assert rig.is_answering()
+        assert not calls.is_asleep(engine)
+        assert engine.request("POST", *calls.sleep).status == 200
+        engine.until("it sleeps", lambda: calls.is_asleep(engine))
+        assert rig.readiness() == calls.readiness_status
+        assert engine.request("POST", *calls.wake).status == 200
+        engine.until("it is awake", lambda: not calls.is_asleep(engine))
+        assert rig.readiness() == 200
+        assert rig.is_answering()
+
+
+class HangingSleeperContract(SleepContract):
+    """What vLLM does with a request while it sleeps: nothing. Therefore none may be sent."""
+
+    def test_request_to_a_sleeping_engine_gets_no_answer_until_it_wakes(self, rig: EngineRig) -> None:
+        calls, engine = rig.sleep, rig.engine
+        assert calls is not None
+        engine.request("POST", *calls.sleep)
+        engine.until("it sleeps", lambda: calls.is_asleep(engine))
+        with contextlib.closing(http.client.HTTPConnection(HOST, engine.port, timeout=ANSWERS_S_MAX)) as connection:
+            body = json.dumps(rig.api.body(rig.model, TOKENS, stream=False))
+            connection.request("POST", rig.api.path, body, {"Content-Type": "application/json"})
+            for _ in range(20):  # other requests are answered meanwhile
+                assert calls.is_asleep(engine)
+            assert select.select([connection.sock], [], [], 0)[0] == []
+            engine.request("POST", *calls.wake)
+            with connection.getresponse() as response:
+                assert rig.api.text(json.load(response)) == SENTENCE
+
+
+class AdapterContract:
+    """What every engine that loads adapters while it runs fulfils, with vLLM's requests."""
+
+    def test_adapter_is_loaded_served_listed_and_unloaded(self, rig: EngineRig, adapter: Path) -> None:
+        engine, name = rig.engine, "ada:quiet"
+        assert "/v1/load_lora_adapter" in rig.definition.behavior.adapter_loading
+        assert "/v1/unload_lora_adapter" in rig.definition.behavior.adapter_loading
+        loaded = {"lora_name": name, "lora_path": str(adapter)}
+        assert engine.request("POST", "/v1/load_lora_adapter", loaded).status == 200
+        assert name in {one["id"] for one in engine.request("GET", "/v1/models").document["data"]}
+        assert rig.api.text(rig.ask(model=name).document) == SENTENCE
+        assert engine.request("POST", "/v1/unload_lora_adapter", {"lora_name": name}).status == 200
+        assert name not in {one["id"] for one in engine.request("GET", "/v1/models").document["data"]}
+        assert rig.ask(model=name).status == 404
+
+    def test_adapter_that_does_not_exist_is_404_and_affects_no_other_request(self, rig: EngineRig) -> None:
+        missing = {"lora_name": "missing", "lora_path": "/no/such/adapter"}
+        assert rig.engine.request("POST", "/v1/load_lora_adapter", missing).status == 404
+        assert rig.is_answering()
