@@ -35,6 +35,7 @@ class Head(NamedTuple):
     headers: dict[str, str]
     body_bytes: int
     keep_alive: bool
+    query: str
 
 
 def parse_head(raw: bytes) -> Head:
@@ -54,7 +55,8 @@ def parse_head(raw: bytes) -> Head:
     except ValueError as error:
         raise BadRequestError("not an HTTP request") from error
     keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
-    return Head(method, target.partition("?")[0], headers, int(length), keep)
+    path, _, query = target.partition("?")
+    return Head(method, path, headers, int(length), keep, query)
 
 
 class Ask(NamedTuple):

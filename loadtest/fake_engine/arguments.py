@@ -39,6 +39,8 @@ class Knobs(argparse.Namespace):
     host: str
     port: int
     name: str
+    engine: str
+    wake_delay: float
     slots: int
     tokens_per_s: float
     tokens: int
@@ -67,6 +69,8 @@ def parse_arguments(argv: list[str]) -> Knobs:
     add("--host", default="127.0.0.1", help="The address to listen on.")
     add("--port", type=int, default=0, help="The port to listen on. 0: use a free port and print it.")
     add("--name", default="fake", help="The name of the model.")
+    add("--engine", default="llama.cpp", choices=["llama.cpp", "vllm"], help="The engine to imitate.")
+    add("--wake-delay", type=float, default=0.0, help="The time that a wake takes, in seconds (vllm).")
     add("--slots", type=int, default=4, help="The number of concurrent requests.")
     add("--tokens-per-s", type=float, default=200.0, help="The number of tokens per second and request. 0: no limit.")
     add("--tokens", type=int, default=0, help="The number of tokens per response. 0: one repetition of the sentence.")

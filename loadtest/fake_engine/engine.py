@@ -1,9 +1,9 @@
-"""A fake engine: a process that responds like llama-server and fails on demand (`arguments.FAULTS`). See its --help.
+"""A fake engine: a process that responds like llama-server or vLLM and fails on demand (`arguments.FAULTS`).
 
 It simulates slow starts, slots with a first-come, first-served queue, and a fixed token rate. Only its arguments
-control it, never its clients. It writes one transcript line per request, also for requests that its own faults cut
-off; only a SIGKILL from outside loses lines. It needs only the standard library and its folder, so that
-`python -S -E loadtest/fake_engine` listens within 60 ms.
+control it, never its clients, except that they may make a fake vLLM sleep and load adapters. It writes one transcript
+line per request, also for requests that its own faults cut off; only a SIGKILL from outside loses lines. It needs only
+the standard library and its folder, so that `python -S -E loadtest/fake_engine` listens within 60 ms.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ import time
 from collections import deque
 from typing import NoReturn, cast
 
-from loadtest.fake_engine.api_dialects import DIALECTS, Answer, BadRequestError, Head, parse_head, read_ask, tokens_of
+from loadtest.fake_engine.api_dialects import (
+    DIALECTS,
+    Answer,
+    BadRequestError,
+    Head,
+    Json,
+    parse_head,
+    read_ask,
+    tokens_of,
+)
 from loadtest.fake_engine.arguments import CHILD_S_MAX, Knobs, parse_arguments
+from loadtest.fake_engine.vllm import WAITING_FOR_CONNECTIONS, WAKE_PATH, Vllm, unknown_model
 
 HEAD_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 64 << 20
@@ -115,6 +125,9 @@ class Engine:
         self.waiting: deque[Call] = deque()
         self.running: list[Call] = []
         self.calls = self.prompt_tokens = self.predicted_tokens = 0
+        self.vllm = Vllm(knobs.name, os.path.isdir) if knobs.engine == "vllm" else None
+        self.is_stopping = False
+        """Whether it got SIGTERM and waits for connections to close."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._transcript = os.open(knobs.transcript, flags, 0o600) if knobs.transcript else -1
 
@@ -159,7 +172,20 @@ class Engine:
         else:
             self.running.remove(call)
         self._note(call, aborted=True)
+        if self.is_stopping and not self.running:
+            self.die(0)
         self._pump()
+
+    def terminate(self) -> None:
+        """Exit at once, as llama-server does, or stop tokens and hold open connections, as vLLM does."""
+        if self.vllm is None or not self.running:
+            self.die(0)
+        self.is_stopping = True
+        for call in self.running:
+            if call.timer:
+                call.timer.cancel()
+        sys.stderr.write(f"{WAITING_FOR_CONNECTIONS}\n")
+        sys.stderr.flush()
 
     def die(self, code: int) -> NoReturn:
         """Exit at once; interrupted requests are logged as neither finished nor aborted."""
@@ -168,7 +194,9 @@ class Engine:
         os._exit(code)
 
     def metrics(self) -> str:
-        """Return metrics with llama-server's names, and the total number of requests."""
+        """Return metrics with the names of the imitated engine; for llama-server also the total number of requests."""
+        if self.vllm:
+            return self.vllm.metrics(len(self.running), len(self.waiting))
         values = {
             "prompt_tokens_total": self.prompt_tokens,
             "tokens_predicted_total": self.predicted_tokens,
@@ -179,7 +207,15 @@ class Engine:
         }
         return "".join(f"llamacpp:{name} {value}\n" for name, value in values.items())
 
+    def wake(self) -> Json:
+        """Wake up and continue with the queue."""
+        document = self.vllm.wake() if self.vllm else {}
+        self._pump()
+        return document
+
     def _pump(self) -> None:
+        if self.is_stopping or (self.vllm and self.vllm.level is not None):
+            return
         while self.waiting and len(self.running) < self.knobs.slots:
             self.running.append(self.waiting.popleft())
             self.running[-1].begin()
@@ -286,8 +322,13 @@ class Connection(asyncio.Protocol):
         elif head.path == "/slots":
             busy = len(engine.running)
             self._json(200, [{"id": i, "is_processing": i < busy} for i in range(engine.knobs.slots)])
+        elif engine.vllm and head.path in engine.vllm.paths:
+            self._json(*engine.vllm.respond(head, body))
+        elif engine.vllm and head.path == WAKE_PATH:
+            asyncio.get_running_loop().call_later(engine.knobs.wake_delay, lambda: self._json(200, engine.wake()))
         elif head.path == "/v1/models":
-            self._json(200, {"object": "list", "data": [{"id": engine.knobs.name, "object": "model"}]})
+            names = engine.vllm.models if engine.vllm else [engine.knobs.name]
+            self._json(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
         else:
             self._error(404, "File Not Found")
 
@@ -298,6 +339,8 @@ class Connection(asyncio.Protocol):
             self._error(503, "Loading model")
         elif engine.every("error-500"):
             self._reply(500, b"<html><h1>500 Internal Server Error</h1></html>", "text/html")
+        elif engine.vllm and ask.model not in engine.vllm.models:
+            self._json(404, unknown_model(ask.model))
         else:
             tokens, finish = tokens_of(engine.knobs.sentence, engine.knobs.tokens, ask)
             self._call = Call(engine, self, head, DIALECTS[head.path](ask, engine.calls, tokens, finish))
@@ -342,7 +385,7 @@ async def serve_engine(engine: Engine) -> None:
     """Listen when ready (at once with --loading-503) and run until killed."""
     knobs, faults, loop = engine.knobs, engine.faults, asyncio.get_running_loop()
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # handled between callbacks, never mid-write
-        loop.add_signal_handler(signal.SIGTERM, engine.die, 0)
+        loop.add_signal_handler(signal.SIGTERM, engine.terminate)
 
     async def listen() -> asyncio.Server:
         server = await loop.create_server(lambda: Connection(engine), knobs.host, knobs.port, backlog=4096)

@@ -105,6 +105,34 @@ class Chat(NamedTuple):
         return event == "[DONE]"
 
 
+class Embeddings(NamedTuple):
+    """OpenAI's embeddings. There are no streams."""
+
+    path: str = "/v1/embeddings"
+    stream_path: str = ""
+
+    def body(self, model: str, tokens: int, *, stream: bool) -> Json:
+        """One text."""
+        assert not stream
+        return {"model": model, "input": " ".join(["word"] * tokens)}
+
+    def text(self, document: Json) -> str:
+        """The number of numbers."""
+        return f"{len(document['data'][0]['embedding'])} numbers"
+
+    def usage(self, document: Json) -> tuple[int, int]:
+        """The member `usage`."""
+        return document["usage"]["prompt_tokens"], 0
+
+    def piece(self, event: str) -> str:
+        """There are none."""
+        raise NotImplementedError
+
+    def is_last(self, event: str) -> bool:
+        """There are none."""
+        raise NotImplementedError
+
+
 class TritonText(NamedTuple):
     """Triton's extension `generate`, with the inputs and outputs of its vLLM backend."""
 
@@ -166,6 +194,15 @@ class SleepCalls(NamedTuple):
     """What the readiness path returns while the engine sleeps."""
 
 
+VLLM_SLEEP = SleepCalls(
+    ("/sleep?level=1", {}),
+    ("/wake_up", {}),
+    lambda engine: bool(engine.request("GET", "/is_sleeping").document["is_sleeping"]),
+    200,
+)
+"""Sleeping vLLMs look ready."""
+
+
 @dataclass(eq=False)
 class EngineRig:
     """One engine with its model. It is started when a test needs it, and again after a test has stopped it."""
@@ -192,6 +229,10 @@ class EngineRig:
     is_known_path: Callable[[Running, str], bool] = field(default=lambda _engine, _path: True)
     """Whether the engine has a path."""
     sleep: SleepCalls | None = None
+    text: str = SENTENCE
+    """What `Api.text` returns."""
+    first_status: int = 0
+    """Of a request at once after the readiness path returned 200."""
     _running: Running | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -199,14 +240,10 @@ class EngineRig:
     def engine(self) -> Running:
         """The running engine."""
         if self._running is None or self._running.process.poll() is not None:
-            return self.restart()
-        return self._running
-
-    def restart(self) -> Running:
-        """Starts the engine, and kills the one before."""
-        self.close()
-        context = running(self.folder, self.launch, has_metrics_port=self.has_metrics_port)
-        self._running = self._stack.enter_context(context)
+            self.close()
+            context = running(self.folder, self.launch, has_metrics_port=self.has_metrics_port)
+            self._running = self._stack.enter_context(context)
+            self.first_status = self.ask().status
         return self._running
 
     def close(self) -> None:
@@ -229,27 +266,22 @@ class EngineRig:
     def is_answering(self) -> bool:
         """Whether the model answers as it should."""
         reply = self.ask()
-        return reply.status == http.HTTPStatus.OK and self.api.text(reply.document) == SENTENCE
+        return reply.status == http.HTTPStatus.OK and self.api.text(reply.document) == self.text
 
 
-def paths_of_openapi(engine: Running, path: str) -> bool:
-    """Whether the engine's own description of its API, as FastAPI generates it, has a path."""
+def is_path_of_fastapi(engine: Running, path: str) -> bool:
+    """Whether the description that FastAPI generates of an engine has a path, or the path is that of a page."""
     paths = engine.request("GET", "/openapi.json").document["paths"]
-    return path in {re.sub(r"\{[^}]*\}", "{id}", one) for one in paths}
-
-
-def stop_idle(engine: Running) -> None:
-    """Sends SIGTERM and waits until the process has ended."""
-    engine.process.send_signal(signal.SIGTERM)
-    engine.until_exit()
+    is_listed = path in {re.sub(r"\{[^}]*\}", "{id}", one) for one in paths}
+    return is_listed or engine.request("GET", path).status == http.HTTPStatus.OK
 
 
 class EngineContract:
     """What every engine fulfils."""
 
     def test_engine_serves_the_model_as_soon_as_its_readiness_path_returns_200(self, rig: EngineRig) -> None:
-        engine = rig.restart()
-        assert rig.ask().status == 200
+        engine = rig.engine
+        assert rig.first_status == 200
         assert engine.statuses <= rig.statuses_before_ready, "another status before 200 would need a different rule"
         assert rig.readiness() == 200
 
@@ -270,14 +302,14 @@ class EngineContract:
         found = {group for group, names in groups.items() if any(metric(text, name) is not None for name in names)}
         assert found == rig.metrics
 
+
+class NativePathsContract:
+    """What every real engine fulfils. Fakes have few of these paths."""
+
     def test_native_paths_exist(self, rig: EngineRig) -> None:
         paths = rig.definition.behavior.native_paths
         assert [path for path in paths if not rig.is_known_path(rig.engine, path)] == []
         assert not rig.is_known_path(rig.engine, "/no-such-path"), "the check itself works"
-
-    def test_sigterm_without_requests_ends_the_process(self, rig: EngineRig) -> None:
-        assert rig.ask().status == 200
-        stop_idle(rig.engine)
 
 
 class GenerationContract(EngineContract):
@@ -331,22 +363,6 @@ class GenerationContract(EngineContract):
         assert rig.is_answering()
         waited_s, left_s = time.monotonic() - begin_s, token_s * (rig.tokens_max - 2 * SAMPLE_TOKENS)
         assert waited_s < left_s / 2, f"it seems to wait for the rest of the stream, {left_s:.1f} s"
-
-    def test_sigterm_during_a_stream_has_the_recorded_effect(self, rig: EngineRig) -> None:
-        tokens = COMPLETED_TOKENS if rig.stop is Stop.COMPLETES else rig.tokens_max
-        engine, seen = rig.engine, list[str]()
-        with rig.streaming(tokens) as response:
-            found = events(response)
-            seen.append(next(found))
-            engine.process.send_signal(signal.SIGTERM)
-            if rig.stop is Stop.HOLDS:
-                engine.until("it logs that it waits", lambda: rig.stop_log in engine.log.read_text())
-                assert engine.process.poll() is None
-                engine.process.kill()
-            with contextlib.suppress(http.client.HTTPException, OSError):
-                seen.extend(found)
-        engine.until_exit()
-        assert rig.api.is_last(seen[-1]) == (rig.stop is Stop.COMPLETES)
 
 
 class SleepContract:
@@ -407,3 +423,33 @@ class AdapterContract:
         missing = {"lora_name": "missing", "lora_path": "/no/such/adapter"}
         assert rig.engine.request("POST", "/v1/load_lora_adapter", missing).status == 404
         assert rig.is_answering()
+
+
+class StopContract:
+    """What every engine fulfils when it is stopped. Name it first among the bases, so that its tests run last."""
+
+    def test_sigterm_without_requests_ends_the_process(self, rig: EngineRig) -> None:
+        engine = rig.engine
+        assert rig.is_answering()
+        engine.process.send_signal(signal.SIGTERM)
+        engine.until_exit()
+
+
+class StreamStopContract(StopContract):
+    """What every engine with a language model fulfils when it is stopped."""
+
+    def test_sigterm_during_a_stream_has_the_recorded_effect(self, rig: EngineRig) -> None:
+        tokens = COMPLETED_TOKENS if rig.stop is Stop.COMPLETES else rig.tokens_max
+        engine, seen = rig.engine, list[str]()
+        with rig.streaming(tokens) as response:
+            found = events(response)
+            seen.append(next(found))
+            engine.process.send_signal(signal.SIGTERM)
+            if rig.stop is Stop.HOLDS:
+                engine.until("it logs that it waits", lambda: rig.stop_log in engine.log.read_text())
+                assert engine.process.poll() is None
+                engine.process.kill()
+            with contextlib.suppress(http.client.HTTPException, OSError):
+                seen.extend(found)
+        engine.until_exit()
+        assert rig.api.is_last(seen[-1]) == (rig.stop is Stop.COMPLETES)

@@ -7,7 +7,7 @@ import select
 import subprocess
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,17 +16,24 @@ import pytest
 
 from autoscaler.engines.command_line import LaunchCommand
 from autoscaler.engines.programs.installed import find_installed_programs
-from autoscaler.spec.engines import LLAMA_CPP, TRITON
+from autoscaler.spec.engines import LLAMA_CPP, TRITON, VLLM
 from loadtest import tiny_gguf
+from loadtest.fake_engine.vllm import WAITING_FOR_CONNECTIONS
 from tests.contracts.engine import (
     SENTENCE,
+    VLLM_SLEEP,
+    AdapterContract,
     EngineRig,
     GenerationContract,
+    HangingSleeperContract,
+    NativePathsContract,
     SleepCalls,
     SleepContract,
     Stop,
+    StreamStopContract,
     TritonText,
 )
+from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.net.ports import free_port
 from tests.support.real_services import triton
 from tests.support.real_services.engine_process import ANSWERS_S_MAX, Running, launch_command
@@ -35,6 +42,9 @@ pytestmark = pytest.mark.standard
 
 CONTEXT_TOKENS = 262_144
 """Of llama.cpp, which generates several thousand tokens a second."""
+
+STREAM_TOKENS = 20_000
+"""Of a fake engine, which takes 100 s for them."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +61,7 @@ def knows_llama_path(engine: Running, path: str) -> bool:
 
 
 @pytest.mark.xdist_group("engine llama.cpp")
-class TestLlamaCpp(GenerationContract):
+class TestLlamaCpp(StreamStopContract, GenerationContract, NativePathsContract):
     """The server of the extra `llama`."""
 
     @pytest.fixture(scope="class")
@@ -67,6 +77,54 @@ class TestLlamaCpp(GenerationContract):
         )  # fmt: skip
         yield rig
         rig.close()
+
+
+def fake(name: str, *options: str) -> Callable[[int, int], LaunchCommand]:
+    """The command of a fake engine that imitates another one."""
+
+    def launch(port: int, _: int) -> LaunchCommand:
+        words = [f"--port={port}", "--name=ada", "--slots=1", f"--sentence={SENTENCE}", f"--tokens={STREAM_TOKENS}"]
+        argv = (*command(*words, f"--engine={name}", *options), "--tokens-per-s=200")
+        return LaunchCommand(argv=argv, env={}, readiness_path="/health")
+
+    return launch
+
+
+@pytest.mark.xdist_group("engine fakes")
+class TestFakeLlamaCpp(StreamStopContract, GenerationContract):
+    """The fake engine as llama.cpp."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rig(cls, folder: Path) -> Iterator[EngineRig]:
+        rig = EngineRig(
+            LLAMA_CPP, fake("llama.cpp", "--loading-503", "--fail=closes-keepalive-after-stream"), folder,
+            unknown_model_status=200, statuses_before_ready=frozenset({503}),
+            metrics=frozenset({"waiting", "running"}), tokens_max=STREAM_TOKENS,
+        )  # fmt: skip
+        yield rig
+        rig.close()
+
+
+@pytest.mark.xdist_group("engine fakes")
+class TestFakeVllm(StreamStopContract, GenerationContract, HangingSleeperContract, AdapterContract):
+    """The fake engine as vLLM."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rig(cls, folder: Path) -> Iterator[EngineRig]:
+        rig = EngineRig(
+            VLLM, fake("vllm", "--wake-delay=0.1"), folder, metrics=frozenset({"waiting", "running", "cache_use"}),
+            tokens_max=STREAM_TOKENS, stop=Stop.HOLDS, stop_log=WAITING_FOR_CONNECTIONS, sleep=VLLM_SLEEP,
+        )  # fmt: skip
+        yield rig
+        rig.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def adapter(cls, folder: Path) -> Path:
+        (folder / "quiet").mkdir()
+        return folder / "quiet"
 
 
 def knows_triton_path(engine: Running, path: str) -> bool:
@@ -87,7 +145,7 @@ def triton_programs() -> dict[str, str]:
 
 
 @pytest.mark.xdist_group("engine triton")
-class TestTriton(GenerationContract, SleepContract):
+class TestTriton(StreamStopContract, GenerationContract, NativePathsContract, SleepContract):
     """tritonserver with its Python backend."""
 
     @pytest.fixture(scope="class")
@@ -132,9 +190,7 @@ class TestTritonReadiness:
                 triton.add_model(server.repository, kind)
             yield server
 
-    def test_server_is_ready_with_nothing_loaded_and_not_ready_after_a_failed_load(
-        self, server: triton.TritonServer
-    ) -> None:
+    def test_server_is_ready_without_models_but_not_after_a_failed_load(self, server: triton.TritonServer) -> None:
         assert (server.status("/v2/health/ready"), server.status("/v2/models/text/ready")) == (200, 400)
         with pytest.raises(urllib.error.HTTPError, match="400"):
             server.load("fails")
