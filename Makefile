@@ -28,7 +28,7 @@ test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: on
 test-clients: venv  ## ten behaviours of each client library of docs/reference/clients.md; installs the clients from their registries
 	@$(PY) -m tests.run clients
 
-test-engines: venv  ## the contract of engines for vLLM, transformers serve, Infinity and Ollama; installs them (9 GB) or builds them
+test-engines: venv  ## the contract of engines for vLLM, transformers serve, Infinity and Ollama; installs them (6 GB) or builds them
 	@$(PY) -m tests.run engines
 
 test-profile: venv  ## time of the tests by folder and file, and the slowest tests; TIER=fast or deep

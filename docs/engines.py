@@ -32,7 +32,7 @@ With this page you can look up how Pilotlight starts an engine, and how the engi
 """
 TESTS = {
     "run": "run in `make test`",
-    "deep": "its API in `make test-deep`",
+    "engines": "run in `make test-engines`",
     "text": "untested",
 }
 

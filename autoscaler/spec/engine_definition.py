@@ -21,8 +21,8 @@ device and nothing else limits the memory; `shared_context_tokens` if it is less
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 Word = str | tuple[str, ...]
-Tests = Literal["run", "deep", "text"]
-"""How the tests cover an engine: they run it in `make test`, or only in `make test-deep`, or they do not run it and
+Tests = Literal["run", "engines", "text"]
+"""How the tests cover an engine: they run it in `make test`, or only in `make test-engines`, or they do not run it and
 compare its command line as text.
 """
 Artifacts = Literal["file", "file-or-hf", "optional-file"]

@@ -72,8 +72,9 @@ LLAMA_CPP = Engine(
     behavior=Behavior(
         ready_when="the model is loaded; 503 before",
         cancellation="stops when the connection is closed",
-        stop="ends at once without requests. During a stream, tokens stop, and the connection stays open until the "
-        "next ping of the stream: 30 s, and longer with `--sse-ping-interval -1`",
+        stop="the server of the extra `llama` ends at once, also during a stream. llama-server ends at once without "
+        "requests. During a stream, its tokens stop, and the connection stays open until the next ping of the stream: "
+        "30 s, and longer with `--sse-ping-interval -1`",
         memory="`--ctx-size` and `--parallel` (`--context-tokens` and `--slots` of the extra `llama`)",
         adapter_loading="none; `POST /lora-adapters` changes the scales of loaded ones",
         metrics=EngineMetrics(
@@ -91,7 +92,8 @@ LLAMA_CPP = Engine(
         native_paths=(
             *("/props", "/slots", "/slots/{id}", "/lora-adapters", "/completion", "/infill", "/apply-template"),
         ),
-        notes="closes the connection after each stream, although it announces keep-alive",
+        notes="closes the connection after each stream, although it announces keep-alive. It answers requests for an "
+        "unknown model",
         tests="run",
         sources=(
             "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
@@ -150,8 +152,9 @@ VLLM = Engine(
     behavior=Behavior(
         ready_when="the model is loaded. It stays 200 while the engine sleeps",
         cancellation="stops when the connection is closed; observed after 0.04 s of a stream",
-        stop="ends after 2.5 s without requests. During a stream, tokens stop and the connection stays open; the "
-        "process was still there after 60 s",
+        stop="ends after 2.5 s without requests. During a stream, tokens stop, and the connection stays open: the "
+        "process was still there after 60 s, and ended 1 s after the client had closed the connection. One of five "
+        "streams ended with an error instead",
         memory="`--gpu-memory-utilization`, a fraction of the device's whole memory",
         adapter_loading="`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, with "
         "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`",
@@ -174,7 +177,9 @@ VLLM = Engine(
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions/batch"),
             *("/v1/responses/{id}", "/v1/responses/{id}/cancel"),
         ),
-        notes="a request to a sleeping engine neither fails nor ends",
+        notes="a request to a sleeping engine waits, without an error, until the engine wakes. On a CPU it has the "
+        "endpoints of sleep without `--enable-sleep-mode`, which it rejects there",
+        tests="engines",
         sources=("https://docs.vllm.ai/en/latest/", "observed with vLLM 0.32.0 on a CPU"),
     ),
 )
@@ -314,10 +319,11 @@ TRITON = Engine(
     sizes_itself=True,
     behavior=Behavior(
         ready_when="the model is loaded; 400 otherwise. `/v2/health/ready` is no readiness: 200 with nothing loaded, "
-        "400 after a failed load",
-        cancellation="cancels the request when the connection is closed. The backend decides when it stops: a Python "
-        "model must call `is_cancelled`",
-        stop="waits for running requests, at most `--exit-timeout-secs` (30 s by default); 1.9 s without requests",
+        "400 after a failed load or an unload",
+        cancellation="when the connection of `generate_stream` is closed, the request counts as cancelled. The model "
+        "must check for that (`is_cancelled`), otherwise it completes the request",
+        stop="waits for running requests, at most `--exit-timeout-secs` (30 s by default); 1.9 s without requests. It "
+        "had not ended after 60 s when a load hung",
         memory="the model's own configuration in the repository",
         metrics=EngineMetrics(
             on_request_port=False,
@@ -340,7 +346,8 @@ TRITON = Engine(
             *("/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"),
         ),
         notes="[requests are translated](triton-api.md). If the model cannot be loaded, it exits with status 1. "
-        "A load can hang in LOADING. `GET /v2/models/M/stats` has times in the queue on the port of the requests",
+        "A load can hang in LOADING, and so does an unload then. `GET /v2/models/M/stats` has times in the queue on the "
+        "port of the requests",
         tests="run",
         sources=(
             "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/",
@@ -435,7 +442,7 @@ OLLAMA = Engine(
         ready_when="the server listens. Ollama has no health endpoint (`/health` is 404), and the first request loads "
         "the model",
         cancellation="stops when the connection is closed",
-        stop="ends after 2.0 s, with its runner",
+        stop="ends after 2.0 s, with its runner, also during a stream",
         memory="decided by Ollama; `OLLAMA_CONTEXT_LENGTH` and `OLLAMA_NUM_PARALLEL` change it",
         sleep=Sleep(
             sleep='`POST /api/generate` with `"keep_alive": 0`',
@@ -444,7 +451,7 @@ OLLAMA = Engine(
         ),
         native_paths=("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{id}"),
         notes="its JSON ignores case in the names of members; it ignores the chat template of a GGUF file",
-        tests="deep",
+        tests="engines",
         sources=("https://github.com/ollama/ollama/blob/main/docs/api.md", "observed with Ollama 0.17.4 on a CPU"),
     ),
 )
@@ -512,9 +519,10 @@ INFINITY = Engine(
         cancellation="unknown",
         stop="ends after 2.1 s",
         memory="decided by the engine; `--batch-size` changes it",
-        native_paths=("/v1/classify", "/v1/embeddings_image", "/v1/embeddings_audio", "/docs", "/openapi.json"),
+        native_paths=("/v1/classify", "/v1/embeddings_image", "/v1/embeddings_audio", "/v1/docs", "/v1/openapi.json"),
         notes="embeddings and `/v1/rerank`. It answers requests for an unknown model. The length of its queue is in "
         "`GET /v1/models`, `stats.queue_absolute`, and in no metric",
+        tests="engines",
         sources=("`infinity_emb/cli.py` and `infinity_server.py` of infinity-emb 0.0.78", "observed on a CPU"),
     ),
 )
@@ -538,12 +546,14 @@ TRANSFORMERS = Engine(
     behavior=Behavior(
         ready_when="the model is loaded: the server listens after the load",
         cancellation="stops when the connection of a stream is closed",
-        stop="unknown",
+        stop="completes running requests; 2.3 s without requests",
         memory="decided by the engine; `--cb-max-memory-percent` limits the cache of continuous batching",
         native_paths=("/load_model", "/reset", "/v1/systemone"),
         notes="`/v1/responses` streams by default; `model` in a response is the path of the weights, in version 5.19 "
-        "with `@main`. Continuous batching without `--cb-num-blocks` used 14 GB of host memory",
-        sources=("`transformers/cli/serve.py` of transformers 5.24", "observed with transformers 5.19 on a CPU"),
+        "with `@main`. A stream of chat ends without `[DONE]`, and its last event has the usage. An unknown model is "
+        "rejected with 400. Continuous batching without `--cb-num-blocks` used 14 GB of host memory",
+        tests="engines",
+        sources=("`transformers/cli/serve.py` of transformers 5.24", "observed with it on a CPU"),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What vLLM has and llama-server lacks, as observed with vLLM 0.32: sleep, and adapters loaded on request. Pure.
+"""Sleep and adapters of a fake vLLM, with the requests and the behavior that were observed with vLLM 0.32. Pure.
 
 vLLM's `/health` is 200 while it sleeps, and a request to a sleeping engine waits until the engine wakes. After SIGTERM
 during a stream, tokens stop and the connection stays open: `engine.py` does that.
@@ -14,7 +14,7 @@ from loadtest.fake_engine.api_dialects import BadRequestError, Head, Json
 
 WAKE_PATH = "/wake_up"
 WAITING_FOR_CONNECTIONS = "Waiting for connections to close. (CTRL+C to force quit)"
-"""What it logs after SIGTERM during a stream."""
+"""Its log line after SIGTERM during a stream."""
 
 
 class Vllm:

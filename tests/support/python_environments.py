@@ -59,7 +59,7 @@ class PythonEnvironment(NamedTuple):
         return folder
 
     def why_missing(self) -> str:
-        """Why `find` returns no folder; empty if it does."""
+        """The reason why `find` returns no folder; empty if it returns one."""
         try:
             self.find()
         except InstallError as error:

@@ -47,7 +47,7 @@ class Running(NamedTuple):
     port: int
     metrics_port: int
     statuses: frozenset[int]
-    """What its readiness path returned before 200."""
+    """Of its readiness path before the first 200."""
     log: Path
 
     @contextmanager

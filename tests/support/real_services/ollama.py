@@ -58,7 +58,7 @@ def program() -> Path:
 
 
 def why_missing() -> str:
-    """Why `program` returns no path; empty if it does."""
+    """The reason why `program` returns no path; empty if it returns one."""
     try:
         found = program()
     except BuildError as error:

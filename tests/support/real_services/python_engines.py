@@ -38,7 +38,7 @@ def programs(engine: str) -> dict[str, str]:
 
 
 def why_missing(engine: str) -> str:
-    """Why `programs` returns no path; empty if it does."""
+    """The reason why `programs` returns no path; empty if it returns one."""
     return ENVIRONMENTS[engine].why_missing()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,20 +90,8 @@ class TestVllm(StreamStopContract, GenerationContract, NativePathsContract, Hang
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-class TestTransformers(StreamStopContract, GenerationContract, NativePathsContract):
-    """`transformers serve`, which serves the model under the path of its weights."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def rig(cls, checkpoint: Path) -> Iterator[EngineRig]:
-        found = programs("transformers")
-        rig = EngineRig(
-            TRANSFORMERS, lambda port, _: launch_command("transformers", found, checkpoint, port, env=OFFLINE),
-            checkpoint.parent, api=Chat(has_stream_options=False), model=str(checkpoint),
-            model_in_responses=f"{checkpoint}@main", is_known_path=is_path_of_fastapi,
-        )  # fmt: skip
-        yield rig
-        rig.close()
+class TransformersBehavior:
+    """Further behavior of this engine."""
 
     def test_responses_are_streamed_unless_the_request_forbids_it(self, rig: EngineRig) -> None:
         body = {"model": rig.model, "input": "Who are you?", "max_output_tokens": TOKENS, "temperature": 0}
@@ -111,20 +100,25 @@ class TestTransformers(StreamStopContract, GenerationContract, NativePathsContra
         assert SENTENCE in json.dumps(whole.document)
 
 
-class TestInfinity(StopContract, EngineContract, NativePathsContract):
-    """Infinity with a BERT."""
+class TestTransformers(StreamStopContract, GenerationContract, NativePathsContract, TransformersBehavior):
+    """`transformers serve`, which serves the model under the path of its weights."""
 
     @pytest.fixture(scope="class")
     @classmethod
-    def rig(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRig]:
-        found, folder = programs("infinity"), tmp_path_factory.mktemp("infinity")
-        make_embedding_model(folder / "bert")
+    def rig(cls, checkpoint: Path) -> Iterator[EngineRig]:
+        found = programs("transformers")
         rig = EngineRig(
-            INFINITY, lambda port, _: launch_command("infinity", found, folder / "bert", port, env=OFFLINE), folder,
-            api=Embeddings(), text="64 numbers", unknown_model_status=200, is_known_path=is_path_of_fastapi,
+            TRANSFORMERS, lambda port, _: launch_command("transformers", found, checkpoint, port, env=OFFLINE),
+            checkpoint.parent, api=Chat(has_stream_options=False, has_done=False), model=str(checkpoint),
+            model_in_responses=str(checkpoint), unknown_model_status=400, stop=Stop.COMPLETES,
+            is_known_path=is_path_of_fastapi,
         )  # fmt: skip
         yield rig
         rig.close()
+
+
+class InfinityBehavior:
+    """Further behavior of this engine."""
 
     def test_embedding_has_the_width_of_the_model_and_the_number_of_tokens(self, rig: EngineRig) -> None:
         document = rig.ask().document
@@ -137,7 +131,35 @@ class TestInfinity(StopContract, EngineContract, NativePathsContract):
         assert "queue" not in rig.engine.metrics()
 
 
-class TestOllama(StreamStopContract, GenerationContract, NativePathsContract, SleepContract):
+class TestInfinity(StopContract, EngineContract, NativePathsContract, InfinityBehavior):
+    """Infinity with a BERT."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rig(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRig]:
+        found, folder = programs("infinity"), tmp_path_factory.mktemp("infinity")
+        make_embedding_model(folder / "bert")
+        rig = EngineRig(
+            INFINITY, lambda port, _: launch_command("infinity", found, folder / "bert", port, env=OFFLINE), folder,
+            api=Embeddings(), text="64 numbers", unknown_model_status=200,
+            is_known_path=partial(is_path_of_fastapi, prefix="/v1"),
+        )  # fmt: skip
+        yield rig
+        rig.close()
+
+
+class OllamaBehavior:
+    """Further behavior of this engine."""
+
+    def test_health_path_does_not_exist(self, rig: EngineRig) -> None:
+        assert rig.engine.request("GET", "/health").status == 404
+
+    def test_members_of_json_are_recognized_in_any_case(self, rig: EngineRig) -> None:
+        body = {"MODEL": "ada", "Prompt": "Who are you?", "STREAM": False, "options": {"num_predict": TOKENS}}
+        assert rig.engine.request("POST", "/api/generate", body).document["response"] == SENTENCE
+
+
+class TestOllama(StreamStopContract, GenerationContract, NativePathsContract, SleepContract, OllamaBehavior):
     """Ollama with a GGUF file."""
 
     @pytest.fixture(scope="class")
@@ -164,13 +186,6 @@ class TestOllama(StreamStopContract, GenerationContract, NativePathsContract, Sl
         )  # fmt: skip
         yield rig
         rig.close()
-
-    def test_health_path_does_not_exist(self, rig: EngineRig) -> None:
-        assert rig.engine.request("GET", "/health").status == 404
-
-    def test_members_of_json_are_recognized_in_any_case(self, rig: EngineRig) -> None:
-        body = {"MODEL": "ada", "Prompt": "Who are you?", "STREAM": False, "options": {"num_predict": TOKENS}}
-        assert rig.engine.request("POST", "/api/generate", body).document["response"] == SENTENCE
 
 
 def knows_ollama_path(engine: Running, path: str) -> bool:
