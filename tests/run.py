@@ -323,15 +323,10 @@ def missing_tools() -> list[str]:
 
 def missing_engines() -> list[str]:
     """One line for each engine that is not installed: why, how to install it, what was skipped."""
-    reasons = {"Triton": (triton.why_missing(), triton.INSTALL), "Ollama": (ollama.why_missing(), ollama.INSTALL)}
-    reasons |= {
-        name: (python_engines.why_missing(name), python_engines.install(name)) for name in python_engines.PROGRAMS
-    }
-    return [
-        f"missing: {name}: {why} ({install}); skipped: {name} in tests/integration/process/engines"
-        for name, (why, install) in reasons.items()
-        if why
-    ]
+    reasons = {"Triton": triton.why_missing(), "Ollama": ollama.why_missing()}
+    reasons |= {name: python_engines.why_missing(name) for name in python_engines.PROGRAMS}
+    skipped = "in tests/integration/process/engines"
+    return [f"missing: {name}: {why}; skipped: {name} {skipped}" for name, why in reasons.items() if why]
 
 
 def main() -> int:

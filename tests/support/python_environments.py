@@ -58,12 +58,12 @@ class PythonEnvironment(NamedTuple):
         os.utime(folder)  # an installation in another clone removes folders that were not used for a week
         return folder
 
-    def why_missing(self) -> str:
-        """The reason why `find` returns no folder; empty if it returns one."""
+    def why_missing(self, install: str) -> str:
+        """The reason why `find` returns no folder, with the fix `install`; empty if it returns one."""
         try:
             self.find()
         except InstallError as error:
-            return str(error)
+            return f"{error} ({install})"
         return ""
 
     def install(self) -> Path:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import build_launch_command
@@ -25,7 +25,7 @@ STARTS_S_MAX = 900.0
 ANSWERS_S_MAX = 120.0
 
 Json = dict[str, Any]
-T = Any
+T = TypeVar("T")
 
 
 class Reply(NamedTuple):

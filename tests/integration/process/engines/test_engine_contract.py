@@ -140,7 +140,7 @@ def knows_triton_path(engine: Running, path: str) -> bool:
 def triton_programs() -> dict[str, str]:
     """The program of Triton, if it is installed."""
     if why := triton.why_missing():
-        pytest.skip(f"Triton {triton.VERSION}: {why} ({triton.INSTALL})")
+        pytest.skip(f"Triton {triton.VERSION}: {why}")
     return {"tritonserver": str(triton.program())}
 
 

@@ -43,7 +43,7 @@ CONTEXT_TOKENS = 4096
 def programs(engine: str) -> dict[str, str]:
     """The program of an engine that is a Python package, if it is installed."""
     if why := python_engines.why_missing(engine):
-        pytest.skip(f"{engine}: {why} ({python_engines.install(engine)})")
+        pytest.skip(f"{engine}: {why}")
     return python_engines.programs(engine)
 
 
@@ -166,7 +166,7 @@ class TestOllama(StreamStopContract, GenerationContract, NativePathsContract, Sl
     @classmethod
     def rig(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRig]:
         if why := ollama.why_missing():
-            pytest.skip(f"Ollama {ollama.VERSION}: {why} ({ollama.INSTALL})")
+            pytest.skip(f"Ollama {ollama.VERSION}: {why}")
         folder = tmp_path_factory.mktemp("ollama")
         tiny_gguf.make_model(folder / "ada.gguf", SENTENCE, context_tokens=CONTEXT_TOKENS, pools=False, repeats=True)
         with ollama.serving(folder) as server:
