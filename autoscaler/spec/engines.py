@@ -320,8 +320,8 @@ TRITON = Engine(
     behavior=Behavior(
         ready_when="the model is loaded; 400 otherwise. `/v2/health/ready` is no readiness: 200 with nothing loaded, "
         "400 after a failed load or an unload",
-        cancellation="when the connection of `generate_stream` is closed, the request counts as cancelled. The model "
-        "must check for that (`is_cancelled`), otherwise it completes the request",
+        cancellation="cancels the request when the connection is closed. The backend decides when it stops: a Python "
+        "model must call `is_cancelled`",
         stop="waits for running requests, at most `--exit-timeout-secs` (30 s by default); 1.9 s without requests. It "
         "had not ended after 60 s when a load hung",
         memory="the model's own configuration in the repository",
