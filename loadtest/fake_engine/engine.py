@@ -323,7 +323,11 @@ class Connection(asyncio.Protocol):
             busy = len(engine.running)
             self._json(200, [{"id": i, "is_processing": i < busy} for i in range(engine.knobs.slots)])
         elif engine.vllm and head.path in engine.vllm.paths:
-            self._json(*engine.vllm.respond(head, body))
+            status, document = engine.vllm.respond(head, body)
+            if isinstance(document, str):
+                self._reply(status, document.encode(), "text/plain; charset=utf-8")
+            else:
+                self._json(status, document)
         elif engine.vllm and head.path == WAKE_PATH:
             asyncio.get_running_loop().call_later(engine.knobs.wake_delay, lambda: self._json(200, engine.wake()))
         elif head.path == "/v1/models":

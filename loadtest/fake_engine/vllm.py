@@ -28,7 +28,7 @@ class Vllm:
         """The level at which it sleeps. None: it is awake."""
         self.adapters: dict[str, str] = {}
         """Path by name."""
-        self._routes: dict[str, Callable[[Head, bytes], tuple[int, Json]]] = {
+        self._routes: dict[str, Callable[[Head, bytes], tuple[int, Json | str]]] = {
             "/sleep": self._sleep,
             "/is_sleeping": lambda _head, _body: (200, {"is_sleeping": self.level is not None}),
             "/v1/load_lora_adapter": self._load,
@@ -45,8 +45,8 @@ class Vllm:
         """The names that requests may use."""
         return [self.model, *self.adapters]
 
-    def respond(self, head: Head, body: bytes) -> tuple[int, Json]:
-        """Return status and document of a response. Raises BadRequestError."""
+    def respond(self, head: Head, body: bytes) -> tuple[int, Json | str]:
+        """Return status and document, or text, of a response. Raises BadRequestError."""
         return self._routes[head.path](head, body)
 
     def wake(self) -> Json:
@@ -67,18 +67,18 @@ class Vllm:
         self.level = int(level)
         return 200, {"status": "sleeping", "level": self.level}
 
-    def _load(self, _head: Head, body: bytes) -> tuple[int, Json]:
+    def _load(self, _head: Head, body: bytes) -> tuple[int, Json | str]:
         name, path = _members(body, "lora_name", "lora_path")
         if not self._has_files(path):
             return 404, _error(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}")
         self.adapters[name] = path
-        return 200, {"message": f"Success: LoRA adapter '{name}' added successfully."}
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
 
-    def _unload(self, _head: Head, body: bytes) -> tuple[int, Json]:
+    def _unload(self, _head: Head, body: bytes) -> tuple[int, Json | str]:
         (name,) = _members(body, "lora_name")
         if self.adapters.pop(name, None) is None:
             return 404, _error(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
-        return 200, {"message": f"Success: LoRA adapter '{name}' removed successfully."}
+        return 200, f"Success: LoRA adapter '{name}' removed successfully."
 
 
 def unknown_model(name: str) -> Json:

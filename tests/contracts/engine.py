@@ -416,7 +416,8 @@ class AdapterContract:
         assert "/v1/load_lora_adapter" in rig.definition.behavior.adapter_loading
         assert "/v1/unload_lora_adapter" in rig.definition.behavior.adapter_loading
         loaded = {"lora_name": name, "lora_path": str(adapter)}
-        assert engine.request("POST", "/v1/load_lora_adapter", loaded).status == 200
+        reply = engine.request("POST", "/v1/load_lora_adapter", loaded)
+        assert (reply.status, reply.text) == (200, f"Success: LoRA adapter '{name}' added successfully.")
         assert name in {one["id"] for one in engine.request("GET", "/v1/models").document["data"]}
         assert rig.api.text(rig.ask(model=name).document) == SENTENCE
         assert engine.request("POST", "/v1/unload_lora_adapter", {"lora_name": name}).status == 200
