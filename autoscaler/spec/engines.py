@@ -71,7 +71,8 @@ LLAMA_CPP = Engine(
     closes_after_stream=True,  # although it answers Keep-Alive: timeout=5, max=100
     behavior=Behavior(
         ready_when="the model is loaded; 503 before",
-        cancellation="stops when the connection is closed",
+        cancellation="stops when the connection is closed. For a request without a stream it checks that only "
+        "after a second in which no other request, not even for metrics, had a result",
         stop="the server of the extra `llama` ends at once, also during a stream. llama-server ends at once without "
         "requests. During a stream, its tokens stop, and the connection stays open until the next ping of the stream: "
         "30 s, and longer with `--sse-ping-interval -1`",

@@ -68,17 +68,17 @@ class Running(NamedTuple):
         """The metrics, as text."""
         return self.request("GET", path, port=self.metrics_port).text
 
-    def until(self, what: str, condition: Callable[[], T], within_s: float = ANSWERS_S_MAX) -> T:
+    def until(self, what: str, condition: Callable[[], T], every_s: float = 0.01) -> T:
         """Polls until the condition is true and returns its value; fails if the engine hangs."""
-        end_s = time.monotonic() + within_s
+        end_s = time.monotonic() + ANSWERS_S_MAX
         while not (found := condition()):
-            assert time.monotonic() < end_s, f"not within {within_s:g} s: {what}; {self.log.read_text()[-2000:]}"
-            time.sleep(0.01)
+            assert time.monotonic() < end_s, f"not within {ANSWERS_S_MAX:g} s: {what}; {self.log.read_text()[-2000:]}"
+            time.sleep(every_s)
         return found
 
-    def until_exit(self, within_s: float = ANSWERS_S_MAX) -> int:
+    def until_exit(self) -> int:
         """Waits for the end of the process and returns its exit status."""
-        return self.process.wait(within_s)
+        return self.process.wait(ANSWERS_S_MAX)
 
 
 def events(response: Any) -> Iterator[str]:

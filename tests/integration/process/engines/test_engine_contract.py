@@ -27,6 +27,7 @@ from tests.contracts.engine import (
     GenerationContract,
     HangingSleeperContract,
     NativePathsContract,
+    RunningMetricContract,
     SleepCalls,
     SleepContract,
     Stop,
@@ -61,7 +62,7 @@ def knows_llama_path(engine: Running, path: str) -> bool:
 
 
 @pytest.mark.xdist_group("engine llama.cpp")
-class TestLlamaCpp(StreamStopContract, GenerationContract, NativePathsContract):
+class TestLlamaCpp(StreamStopContract, GenerationContract, RunningMetricContract, NativePathsContract):
     """The server of the extra `llama`."""
 
     @pytest.fixture(scope="class")
@@ -91,7 +92,7 @@ def fake(name: str, *options: str) -> Callable[[int, int], LaunchCommand]:
 
 
 @pytest.mark.xdist_group("engine fakes")
-class TestFakeLlamaCpp(StreamStopContract, GenerationContract):
+class TestFakeLlamaCpp(StreamStopContract, GenerationContract, RunningMetricContract):
     """The fake engine as llama.cpp."""
 
     @pytest.fixture(scope="class")
@@ -107,7 +108,9 @@ class TestFakeLlamaCpp(StreamStopContract, GenerationContract):
 
 
 @pytest.mark.xdist_group("engine fakes")
-class TestFakeVllm(StreamStopContract, GenerationContract, HangingSleeperContract, AdapterContract):
+class TestFakeVllm(
+    StreamStopContract, GenerationContract, RunningMetricContract, HangingSleeperContract, AdapterContract
+):
     """The fake engine as vLLM."""
 
     @pytest.fixture(scope="class")

@@ -24,6 +24,7 @@ from tests.contracts.engine import (
     GenerationContract,
     HangingSleeperContract,
     NativePathsContract,
+    RunningMetricContract,
     SleepCalls,
     SleepContract,
     Stop,
@@ -55,7 +56,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class TestVllm(StreamStopContract, GenerationContract, NativePathsContract, HangingSleeperContract, AdapterContract):
+class TestVllm(
+    StreamStopContract,
+    GenerationContract,
+    RunningMetricContract,
+    NativePathsContract,
+    HangingSleeperContract,
+    AdapterContract,
+):
     """vLLM on a CPU. It rejects --enable-sleep-mode there, but has the endpoints."""
 
     @pytest.fixture(scope="class")
