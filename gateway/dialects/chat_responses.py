@@ -1,6 +1,7 @@
 """Reads responses of OpenAI's API, which are converted for clients of other APIs. Pure.
 
-Splits an event stream into events, decodes them, and finds errors. Each API has a subclass of `ChatConverter`.
+Splits an event stream into events, decodes them, and finds errors. Each API has a subclass of `ChatConverter`, or of
+`BlockConverter` if its streams consist of blocks with a beginning and an end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.decoded_structs import Choice, Completion, ErrorMessage, ErrorReply, Usage
+from gateway.dialects.decoded_structs import Choice, Completion, ErrorMessage, ErrorReply, ToolDelta, Usage
 from gateway.dialects.translated_request import ITEMS_MAX, UNREADABLE, count_items
 
 EVENT_BYTES_MAX: Final = 1 << 20
@@ -181,6 +182,107 @@ class ChainedConverter(ChatConverter):
         self.broken = self._first.broken or self._second.broken
         self.ended = self._second.ended
         return out
+
+
+class BlockConverter(ChatConverter):
+    """Converts a response to blocks that follow each other: text, thinking or a call of a tool in the order in which the
+    engine sends them.
+    """
+
+    __slots__ = ("_block", "_blocks", "_pieces", "_tool", "_tool_id")
+
+    def __init__(self, *, stream: bool) -> None:
+        super().__init__(stream=stream)
+        self._pieces = -1
+        """Pieces of the answer so far; -1 before the first event."""
+        self._blocks = 0
+        """Blocks that have begun."""
+        self._block = ""
+        """The kind of the open block: thinking, text or tool; empty if none is open."""
+        self._tool = -1
+        """The engine's number of the latest call of a tool."""
+        self._tool_id = ""
+
+    # --- implemented for each API ------------------------------------------------------------------------------------
+
+    def _start(self) -> bytes:
+        """Return the first event."""
+        raise NotImplementedError
+
+    def _begin_block(self, kind: str, id: str | None, name: str) -> bytes:
+        """Return the beginning of the block number `_blocks`. `id` and `name` are those of a call of a tool."""
+        raise NotImplementedError
+
+    def _piece(self, kind: str, text: str, choice: Choice) -> bytes:
+        """Return a piece of the open block."""
+        raise NotImplementedError
+
+    def _end_block(self, kind: str) -> bytes:
+        """Return the end of the open block."""
+        raise NotImplementedError
+
+    def _note_end(self, choice: Choice) -> None:
+        """Read why the answer ends. Raises an exception of UNREADABLE."""
+        self._finish_reason = choice.finish_reason or self._finish_reason
+
+    # --- common parts ------------------------------------------------------------------------------------------------
+
+    def _choice(self, choice: Choice) -> bytes:
+        out = [self._begin()]
+        delta = choice.delta or choice.message
+        if choice.index:  # a further answer, for which the API has no place
+            return out[0]
+        self._note_end(choice)
+        if delta is None:
+            return out[0]
+        if thinking := delta.reasoning_content or delta.reasoning:
+            out.append(self._continue("thinking", thinking, choice))
+        if delta.content:
+            out.append(self._continue("text", delta.content, choice))
+        for position, part in enumerate(delta.tool_calls or ()):
+            out.append(self._tool_part(position if part.index is None else part.index, part, choice))
+        return b"".join(out)
+
+    def _begin(self) -> bytes:
+        """Return the first event, once."""
+        if self._pieces >= 0:
+            return b""
+        self._pieces = 0
+        return self._start()
+
+    def _open(self, kind: str, id: str | None = None, name: str = "") -> bytes:
+        out = self._close()
+        self._block = kind
+        self._blocks += 1
+        return out + self._begin_block(kind, id, name)
+
+    def _close(self) -> bytes:
+        """End the open block, if any."""
+        kind, self._block = self._block, ""
+        return self._end_block(kind) if kind else b""
+
+    def _continue(self, kind: str, text: str, choice: Choice) -> bytes:
+        """Add a piece to the open block of this kind, or to a new one."""
+        out = b"" if self._block == kind else self._open(kind)
+        self._pieces += 1
+        return out + self._piece(kind, text, choice)
+
+    def _tool_part(self, index: int, part: ToolDelta, choice: Choice) -> bytes:
+        """Convert a part of a call. Its first part contains the name. Some engines number all calls with 0."""
+        function = part.function
+        name = None if function is None else function.name
+        text = "" if function is None else read_arguments(function.arguments)
+        out = b""
+        if index > self._tool or (part.id and name and part.id != self._tool_id):
+            if not name:
+                self.broken = True
+                return b""
+            self._tool, self._tool_id = index, part.id or ""
+            out = self._open("tool", part.id, name)
+        elif text and (self._block != "tool" or index != self._tool):  # the block has ended
+            self.broken = True
+            return b""
+        return out + self._continue("tool", text, choice) if text else out
 
 
 def read_arguments(arguments: Raw) -> str:

@@ -1,8 +1,7 @@
 """Converts responses of OpenAI's chat completions to those of Anthropic's Messages API. Pure.
 
-A stream is converted event by event. Its blocks follow each other: text, thinking or a call of a tool in the order in
-which the engine sends them. The last events are written when the engine's stream has ended, because they contain the
-token counts, which engines send last. If an engine sends none, the pieces of the answer are counted.
+A stream is converted event by event. The last events are written when the engine's stream has ended, because they
+contain the token counts, which engines send last. If an engine sends none, the pieces of the answer are counted.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.chat_responses import ChatConverter, error_text, is_error, read_arguments, read_error
+from gateway.dialects.chat_responses import BlockConverter, error_text, is_error, read_arguments, read_error
 from gateway.dialects.decoded_structs import Choice, Delta, ToolDelta
 from gateway.dialects.messages_requests import Json, TranslatedMessages
 from gateway.dialects.translated_request import UNREADABLE
@@ -23,6 +22,12 @@ _STOP_REASONS: Final = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
+_DELTAS: Final = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool": ("input_json_delta", "partial_json"),
+}
+"""The type and the member of a piece by the kind of its block."""
 _ERROR_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -40,93 +45,44 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 _sequence = msgspec.json.Decoder(str)
 
 
-class MessagesConverter(ChatConverter):
+class MessagesConverter(BlockConverter):
     """Converts one response. `id`: the id of the message. `model`: its name if the request names none."""
 
-    __slots__ = ("_base", "_block", "_blocks", "_pieces", "_stop_sequence", "_stops", "_tool", "_tool_id")
+    __slots__ = ("_base", "_stop_sequence", "_stops")
 
     def __init__(self, request: TranslatedMessages, model: str, id: str) -> None:
         super().__init__(stream=request.stream)
         self._base: Json = {"id": id, "type": "message", "role": "assistant", "model": request.model or model}
         self._stops = request.stop_sequences
         self._stop_sequence: str | None = None
-        self._pieces = -1
-        """Pieces of the answer so far; -1 before the first event."""
-        self._blocks = 0
-        """Blocks of the stream that have begun."""
-        self._block = ""
-        """The type of the open block; empty if none is open."""
-        self._tool = -1
-        """The engine's number of the latest call of a tool."""
-        self._tool_id = ""
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
-    def _choice(self, choice: Choice) -> bytes:
-        out = [self._begin()]
-        delta = choice.delta or choice.message
-        if choice.index:  # a further answer, for which a message has no place
-            return out[0]
-        self._note_end(choice)
-        if delta is None:
-            return out[0]
-        if thinking := delta.reasoning_content or delta.reasoning:
-            out.append(self._open("thinking", {"thinking": "", "signature": ""}))
-            out.append(self._piece("thinking_delta", "thinking", thinking))
-        if delta.content:
-            out.append(self._open("text", {"text": ""}))
-            out.append(self._piece("text_delta", "text", delta.content))
-        for position, part in enumerate(delta.tool_calls or ()):
-            out.append(self._tool_part(position if part.index is None else part.index, part))
-        return b"".join(out)
-
-    def _begin(self) -> bytes:
-        """Return the first event, once. The token counts are not known yet."""
-        if self._pieces >= 0:
-            return b""
-        self._pieces = 0
+    def _start(self) -> bytes:
+        """Return the first event. The token counts are not known yet."""
         usage = {"input_tokens": 0, "output_tokens": 0}
         message = {**self._base, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _event("message_start", message=message)
 
-    def _open(self, kind: str, members: Json) -> bytes:
-        """Begin a block, unless one of this type is open."""
-        if self._block == kind:
-            return b""
-        out = self._close()
-        self._block = kind
-        self._blocks += 1
-        block = {"type": kind, **members}
-        return out + _event("content_block_start", index=self._blocks - 1, content_block=block)
+    def _begin_block(self, kind: str, id: str | None, name: str) -> bytes:
+        if kind == "text":
+            block: Json = {"type": "text", "text": ""}
+        elif kind == "thinking":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "tool_use", "id": id or self._call_id(self._blocks - 1), "name": name, "input": {}}
+        return _event("content_block_start", index=self._blocks - 1, content_block=block)
 
-    def _close(self) -> bytes:
-        """End the open block, if any."""
-        if not self._block:
-            return b""
-        self._block = ""
+    def _end_block(self, kind: str) -> bytes:
         return _event("content_block_stop", index=self._blocks - 1)
 
-    def _piece(self, kind: str, member: str, text: str) -> bytes:
-        self._pieces += 1
-        return _event("content_block_delta", index=self._blocks - 1, delta={"type": kind, member: text})
+    def _piece(self, kind: str, text: str, choice: Choice) -> bytes:
+        type, member = _DELTAS[kind]
+        return _event("content_block_delta", index=self._blocks - 1, delta={"type": type, member: text})
 
-    def _tool_part(self, index: int, part: ToolDelta) -> bytes:
-        """Convert a part of a call. Its first part contains the name. Some engines number all calls with 0."""
-        function = part.function
-        name = None if function is None else function.name
-        text = "" if function is None else read_arguments(function.arguments)
-        out = b""
-        if index > self._tool or (part.id and name and part.id != self._tool_id):
-            if not name:
-                self.broken = True
-                return b""
-            out = self._close()
-            self._tool, self._tool_id = index, part.id or f"toolu_{self._base['id']}_{self._blocks}"
-            out += self._open("tool_use", {"id": self._tool_id, "name": name, "input": {}})
-        elif text and (self._block != "tool_use" or index != self._tool):  # the block has ended
-            self.broken = True
-            return b""
-        return out + self._piece("input_json_delta", "partial_json", text) if text else out
+    def _call_id(self, number: int) -> str:
+        """Return the id of a call for which the engine has none."""
+        return f"toolu_{self._base['id']}_{number}"
 
     def _end(self) -> bytes:
         self.ended = True
@@ -138,7 +94,7 @@ class MessagesConverter(ChatConverter):
         return _event("error", error={"type": "api_error", "message": read_error(error)})
 
     def _note_end(self, choice: Choice) -> None:
-        self._finish_reason = choice.finish_reason or self._finish_reason
+        super()._note_end(choice)
         for raw in (choice.stop_reason, choice.matched_stop):
             if bytes(raw).startswith(b'"') and (text := _sequence.decode(raw)) in self._stops:
                 self._stop_sequence = text
@@ -215,7 +171,7 @@ class MessagesConverter(ChatConverter):
             self.broken = self.broken or self._finish_reason != "length"
             return None
         self._tool = number
-        id = call.id or f"toolu_{self._base['id']}_{number}"
+        id = call.id or self._call_id(number)
         name = "" if function is None else function.name or ""
         return {"type": "tool_use", "id": id, "name": name, "input": Raw(arguments or b"{}")}
 
