@@ -26,6 +26,9 @@ With this page you can look up how Pilotlight starts an engine, and how the engi
 * Pilotlight uses no sleep endpoints of engines yet.
 * Clients reach only the paths of the [HTTP API](http-api.md). All other paths of an engine are blocked, among them
   those listed here.
+* APIs: `openai` is OpenAI's API without [Responses](responses-api.md), which is `responses`. `anthropic` is
+  [Messages](anthropic-api.md). `jina`, `cohere`, `score`, `tei` and `sglang` are forms of [rerank](rerank-api.md).
+  `vllm` is `/tokenize` and `/detokenize`.
 * "Untested" means that the tests do not run the engine. They compare its command line as text, and its facts come from
   the sources that are named.
 

@@ -80,8 +80,7 @@ ERRORS = {
     (413, "too_large"): Meaning(
         "The body of the request exceeds the limit.",
         "Send a smaller body, or raise `limits.bodyBytesMax`. Bodies of the [Ollama API](ollama-api.md) and "
-        "translated ones of the [Anthropic API](anthropic-api.md) or for [Triton](triton-api.md) have a fixed limit of "
-        "16 MiB.",
+        "[translated ones](responses-api.md) of other APIs have a fixed limit of 16 MiB.",
     ),
     (415, "unsupported_media_type"): Meaning(
         "The body is neither JSON nor, where allowed, multipart; it has a `Content-Encoding` such as gzip; or a web "

@@ -364,8 +364,12 @@ def render_error_body(error: CallError, dialect: str = "openai") -> bytes:
     """
     if dialect == "ollama":
         return msgspec.json.encode({"error": error.message})
-    inner = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
+    inner = _members(error)
     return msgspec.json.encode({"type": "error", "error": inner} if dialect == "anthropic" else {"error": inner})
+
+
+def _members(error: CallError) -> dict[str, str | None]:
+    return {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
 
 
 def render_error_event(error: CallError, dialect: str = "openai") -> bytes:
@@ -374,8 +378,17 @@ def render_error_event(error: CallError, dialect: str = "openai") -> bytes:
     """
     if dialect == "ollama":
         return render_error_body(error, dialect) + b"\n"
+    if dialect == "responses":
+        return render_responses_error(_members(error))
     name = b"event: error\n" if dialect == "anthropic" else b""
     return name + b"data: " + render_error_body(error, dialect) + b"\n\n"
+
+
+def render_responses_error(error: dict[str, str | None]) -> bytes:
+    """Render an error as an event of the Responses API. It is also in the member `error`, as in the streams of other
+    APIs, because OpenAI's clients raise only that.
+    """
+    return b"event: error\ndata: " + msgspec.json.encode({**error, "type": "error", "error": error}) + b"\n\n"
 
 
 def render_error_headers(error: CallError) -> list[tuple[bytes, bytes]]:

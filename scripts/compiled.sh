@@ -59,6 +59,7 @@ PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . 
   tests/project/test_compiled.py \
   tests/property/test_dispatcher.py \
   tests/property/test_messages_translation.py \
+  tests/property/test_responses_translation.py \
   tests/property/test_triton_translation.py \
   tests/unit/gateway/control/test_sync.py \
   tests/unit/gateway/dispatch/test_dispatcher.py \

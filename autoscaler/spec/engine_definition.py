@@ -177,8 +177,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """
     named_by_path: bool = False
     """Whether the engine serves the model under the path of its weights."""
-    dialects: tuple[str, ...] = ("openai", "anthropic")
-    """The APIs that the engine supports. Empty: none that the gateway forwards; it translates requests."""
+    dialects: tuple[str, ...]
+    """The APIs that the engine supports: `openai` (all of OpenAI's but Responses), `responses`, `anthropic`, `jina`
+    (`/v1/rerank`), `cohere` (`/v2/rerank`), `score`, `vllm` (`/tokenize`), and `tei` and `sglang` for their own forms
+    of rerank. Empty: none that the gateway forwards; it translates requests.
+    """
     slots: int
     """Concurrent requests per replica if the Model does not set `slots`."""
     pages: bool = False

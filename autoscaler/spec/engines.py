@@ -54,6 +54,7 @@ LLAMA_CPP = Engine(
     readiness_path="/health",  # 503 while it loads, then 200
     artifacts="file",
     slots=4,
+    dialects=("openai", "anthropic", "jina"),  # not responses: see the notes
     sized_by=(
         *("--context-tokens", "--shared-context-tokens", "--ctx-size", "-c", "--slots", "--parallel", "-np"),
         *("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL"),
@@ -94,7 +95,9 @@ LLAMA_CPP = Engine(
             *("/props", "/slots", "/slots/{id}", "/lora-adapters", "/completion", "/infill", "/apply-template"),
         ),
         notes="closes the connection after each stream, although it announces keep-alive. It answers requests for an "
-        "unknown model",
+        "unknown model. The gateway translates `/v1/responses`, because its own streams lack `sequence_number`, "
+        "`output_index` and `content_index`, and a response that reaches the token limit is not incomplete. "
+        "`/v1/rerank` needs `--reranking`",
         tests="run",
         sources=(
             "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
@@ -103,7 +106,7 @@ LLAMA_CPP = Engine(
     ),
 )
 
-EVERY_DIALECT = ("openai", "anthropic", "jina", "vllm")
+EVERY_DIALECT = ("openai", "responses", "anthropic", "jina", "cohere", "score", "vllm")
 
 VLLM = Engine(
     name="vllm",
@@ -145,7 +148,7 @@ VLLM = Engine(
     synonyms={"--model": "model_path"},
     artifacts="file-or-hf",
     slots=64,
-    dialects=EVERY_DIALECT,  # rerank, score and tokenize, too
+    dialects=EVERY_DIALECT,
     adapters=Adapters(words=("--enable-lora", "--lora-modules"), each="{name}:{adapter}={adapter_path}"),
     pages=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"),
@@ -209,6 +212,7 @@ SGLANG = Engine(
     synonyms={"--model": "model_path"},
     artifacts="file-or-hf",
     slots=64,
+    dialects=("openai", "responses", "anthropic", "sglang"),
     adapters=Adapters(words=("--enable-lora", "--lora-paths"), each="{adapter}={adapter_path}"),
     colon_in_name=False,  # it interprets the text after `:` as an adapter
     pages=True,
@@ -266,7 +270,7 @@ TENSORRT_LLM = Engine(
     image="nvcr.io/nvidia/tensorrt-llm/release",
     env={"TRTLLM_RESPONSES_API_DISABLE_STORE": "1"},  # a stored response is known to one replica only
     artifacts="file-or-hf",
-    dialects=("openai",),
+    dialects=("openai", "responses"),
     slots=64,
     pages=True,
     sizes_itself=True,  # its flag is a fraction of what the weights leave free
@@ -347,8 +351,8 @@ TRITON = Engine(
             *("/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"),
         ),
         notes="[requests are translated](triton-api.md). If the model cannot be loaded, it exits with status 1. "
-        "A load can hang in LOADING, and so does an unload then. `GET /v2/models/M/stats` has times in the queue on the "
-        "port of the requests",
+        "A load can hang in LOADING, and so does an unload then. `GET /v2/models/M/stats` has times in the queue on "
+        "the port of the requests",
         tests="run",
         sources=(
             "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/",
@@ -438,6 +442,7 @@ OLLAMA = Engine(
     artifacts="optional-file",
     file_only=True,
     slots=4,
+    dialects=("openai", "responses", "anthropic"),
     sizes_itself=True,
     behavior=Behavior(
         ready_when="the server listens. Ollama has no health endpoint (`/health` is 404), and the first request loads "
@@ -473,7 +478,7 @@ TEI = Engine(
     image="ghcr.io/huggingface/text-embeddings-inference",
     synonyms={"-p": "port"},
     artifacts="file-or-hf",
-    dialects=("openai",),
+    dialects=("openai", "tei"),
     slots=512,
     sizes_itself=True,
     takes_stream_options=False,
@@ -487,7 +492,8 @@ TEI = Engine(
             *("/info", "/embed", "/embed_all", "/embed_sparse", "/predict", "/rerank", "/similarity", "/decode"),
             "/vertex",
         ),
-        notes="embeddings only through `/v1/embeddings`; requests above `--max-concurrent-requests` get 429",
+        notes="embeddings only through `/v1/embeddings`, and rerank. A request has at most `--max-client-batch-size` "
+        "texts (32 by default); requests above `--max-concurrent-requests` get 429",
         sources=(
             "https://huggingface.co/docs/text-embeddings-inference/cli_arguments",
             "https://github.com/huggingface/text-embeddings-inference/blob/main/router/src/http/server.rs",
@@ -540,7 +546,7 @@ TRANSFORMERS = Engine(
     artifacts="file",
     file_only=True,
     named_by_path=True,  # a request with another name is rejected
-    dialects=("openai",),
+    dialects=("openai", "responses"),
     slots=4,
     sizes_itself=True,
     takes_stream_options=False,

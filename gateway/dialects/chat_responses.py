@@ -19,6 +19,9 @@ EVENT_BYTES_MAX: Final = 1 << 20
 """Limit of one event, and of the arguments of all tool calls of a response. Some engines send these in one event."""
 _EVENT_END = re.compile(rb"(?:\n|\r\n?+){2}")
 _REJECTED: Final = "the engine rejected the request; read the log of the engine"
+_ERROR_TYPES: Final = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
 
 _completion = msgspec.json.Decoder(Completion)
 _error_reply = msgspec.json.Decoder(ErrorReply)
@@ -185,8 +188,8 @@ class ChainedConverter(ChatConverter):
 
 
 class BlockConverter(ChatConverter):
-    """Converts a response to blocks that follow each other: text, thinking or a call of a tool in the order in which the
-    engine sends them.
+    """Converts a response to blocks that follow each other: text, thinking or a call of a tool, in the order of the
+    engine.
     """
 
     __slots__ = ("_block", "_blocks", "_pieces", "_tool", "_tool_id")
@@ -213,16 +216,16 @@ class BlockConverter(ChatConverter):
         """Return the beginning of the block number `_blocks`. `id` and `name` are those of a call of a tool."""
         raise NotImplementedError
 
-    def _piece(self, kind: str, text: str, choice: Choice) -> bytes:
+    def _piece(self, kind: str, text: str) -> bytes:
         """Return a piece of the open block."""
         raise NotImplementedError
 
-    def _end_block(self, kind: str) -> bytes:
+    def _end_block(self) -> bytes:
         """Return the end of the open block."""
         raise NotImplementedError
 
-    def _note_end(self, choice: Choice) -> None:
-        """Read why the answer ends. Raises an exception of UNREADABLE."""
+    def _note(self, choice: Choice) -> None:
+        """Read the members of a choice that are not pieces of the answer. Raises an exception of UNREADABLE."""
         self._finish_reason = choice.finish_reason or self._finish_reason
 
     # --- common parts ------------------------------------------------------------------------------------------------
@@ -232,15 +235,15 @@ class BlockConverter(ChatConverter):
         delta = choice.delta or choice.message
         if choice.index:  # a further answer, for which the API has no place
             return out[0]
-        self._note_end(choice)
+        self._note(choice)
         if delta is None:
             return out[0]
         if thinking := delta.reasoning_content or delta.reasoning:
-            out.append(self._continue("thinking", thinking, choice))
+            out.append(self._continue("thinking", thinking))
         if delta.content:
-            out.append(self._continue("text", delta.content, choice))
+            out.append(self._continue("text", delta.content))
         for position, part in enumerate(delta.tool_calls or ()):
-            out.append(self._tool_part(position if part.index is None else part.index, part, choice))
+            out.append(self._tool_part(position if part.index is None else part.index, part))
         return b"".join(out)
 
     def _begin(self) -> bytes:
@@ -258,16 +261,17 @@ class BlockConverter(ChatConverter):
 
     def _close(self) -> bytes:
         """End the open block, if any."""
-        kind, self._block = self._block, ""
-        return self._end_block(kind) if kind else b""
+        out = self._end_block() if self._block else b""
+        self._block = ""
+        return out
 
-    def _continue(self, kind: str, text: str, choice: Choice) -> bytes:
+    def _continue(self, kind: str, text: str) -> bytes:
         """Add a piece to the open block of this kind, or to a new one."""
         out = b"" if self._block == kind else self._open(kind)
         self._pieces += 1
-        return out + self._piece(kind, text, choice)
+        return out + self._piece(kind, text)
 
-    def _tool_part(self, index: int, part: ToolDelta, choice: Choice) -> bytes:
+    def _tool_part(self, index: int, part: ToolDelta) -> bytes:
         """Convert a part of a call. Its first part contains the name. Some engines number all calls with 0."""
         function = part.function
         name = None if function is None else function.name
@@ -282,7 +286,7 @@ class BlockConverter(ChatConverter):
         elif text and (self._block != "tool" or index != self._tool):  # the block has ended
             self.broken = True
             return b""
-        return out + self._continue("tool", text, choice) if text else out
+        return out + self._continue("tool", text) if text else out
 
 
 def read_arguments(arguments: Raw) -> str:
@@ -304,6 +308,12 @@ def error_text(body: bytes) -> str:
     inner = found.error
     text = inner.message if isinstance(inner, ErrorMessage) else inner
     return text or found.message or (read_error(found.detail) if found.detail else _REJECTED)
+
+
+def openai_error(status: int, body: bytes) -> dict[str, str | None]:
+    """Return the error of an engine's error document in the form of OpenAI."""
+    type = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"message": error_text(body), "type": type, "code": None, "param": None}
 
 
 def is_error(raw: Raw) -> bool:

@@ -1,4 +1,4 @@
-"""Structs of Ollama's requests, and of the OpenAI responses that are converted for clients of other APIs.
+"""Structs of Ollama's, rerank and score requests, and of the responses that are converted for clients of other APIs.
 
 They have a module of their own, because modules with Structs are never compiled (pyproject.toml, `compiled`). Unknown
 members are ignored. No struct has an enumeration, whose errors would contain the client's value.
@@ -160,12 +160,19 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
+class CompletionDetails(msgspec.Struct):
+    """The part of the answer that was reasoning."""
+
+    reasoning_tokens: int | None = None
+
+
 class Usage(msgspec.Struct):
     """The counted tokens."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class Completion(msgspec.Struct):
@@ -202,3 +209,55 @@ class ErrorReply(msgspec.Struct):
     error: ErrorMessage | str | None = None
     message: str | None = None
     detail: Raw = Raw()
+
+
+class RerankText(msgspec.Struct):
+    """A document with a text (Jina, Cohere)."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct):
+    """The body of /v1/rerank and /v2/rerank."""
+
+    query: str
+    documents: list[str | RerankText]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(msgspec.Struct):
+    """The body of /v1/score. vLLM knows several names of the two members."""
+
+    model: str | None = None
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+
+
+class Rank(msgspec.Struct):
+    """The score of one document. Engines call it by one of two names."""
+
+    index: int
+    relevance_score: float | None = None
+    score: float | None = None
+
+
+class RerankUsage(msgspec.Struct):
+    """The counted tokens."""
+
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class RerankReply(msgspec.Struct):
+    """The response of an engine with the form of Jina."""
+
+    results: list[Rank]
+    usage: RerankUsage | None = None
+    error: Raw = Raw()

@@ -32,6 +32,7 @@ from gateway.dialects.translated_request import (
     TranslatedRequest,
     check_count,
     check_items,
+    join_parts,
     plain_json,
     unreadable_body,
 )
@@ -239,7 +240,7 @@ class _Messages:
             else:
                 parts.append(self._part(block))
         if parts or not content:
-            self.out.append({"role": "user", "content": _plain(parts)})
+            self.out.append({"role": "user", "content": join_parts(parts)})
 
     def _add_result(self, block: Block, parts: list[Json]) -> None:
         """Add the result of a tool. Its images go to the message of the user, because engines accept only text here."""
@@ -250,7 +251,7 @@ class _Messages:
         content = "" if raw in {b"", b"null"} else _result.decode(raw)
         for part in map(self._part, _blocks(content)):
             (texts if part["type"] == "text" else parts).append(part)
-        self.out.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _plain(texts)})
+        self.out.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": join_parts(texts)})
 
     def _add_assistant(self, content: str | list[Block]) -> None:
         if isinstance(content, str):
@@ -267,7 +268,7 @@ class _Messages:
             elif block.type != "redacted_thinking":  # only Anthropic can read it
                 parts.append(self._part(block))
         self.calls += len(calls)
-        message: Json = {"role": "assistant", "content": _plain(parts) if parts or not calls else None}
+        message: Json = {"role": "assistant", "content": join_parts(parts) if parts or not calls else None}
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         if calls:
@@ -291,15 +292,7 @@ class _Messages:
             return content
         if any(block.type != "text" for block in content):
             raise invalid_request(f"{param} must be a text or blocks of the type text", param=param)
-        return _plain([self._part(block) for block in content])
-
-
-def _plain(parts: list[Json]) -> str | list[Json]:
-    """Return the text of a single part, which more engines accept than a list; otherwise the parts."""
-    if not parts:
-        return ""
-    text = parts[0].get("text")
-    return text if len(parts) == 1 and isinstance(text, str) else parts
+        return join_parts([self._part(block) for block in content])
 
 
 def _call(block: Block) -> Json:

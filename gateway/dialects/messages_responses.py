@@ -73,10 +73,10 @@ class MessagesConverter(BlockConverter):
             block = {"type": "tool_use", "id": id or self._call_id(self._blocks - 1), "name": name, "input": {}}
         return _event("content_block_start", index=self._blocks - 1, content_block=block)
 
-    def _end_block(self, kind: str) -> bytes:
+    def _end_block(self) -> bytes:
         return _event("content_block_stop", index=self._blocks - 1)
 
-    def _piece(self, kind: str, text: str, choice: Choice) -> bytes:
+    def _piece(self, kind: str, text: str) -> bytes:
         type, member = _DELTAS[kind]
         return _event("content_block_delta", index=self._blocks - 1, delta={"type": type, member: text})
 
@@ -93,8 +93,8 @@ class MessagesConverter(BlockConverter):
     def _error(self, error: Raw) -> bytes:
         return _event("error", error={"type": "api_error", "message": read_error(error)})
 
-    def _note_end(self, choice: Choice) -> None:
-        super()._note_end(choice)
+    def _note(self, choice: Choice) -> None:
+        super()._note(choice)
         for raw in (choice.stop_reason, choice.matched_stop):
             if bytes(raw).startswith(b'"') and (text := _sequence.decode(raw)) in self._stops:
                 self._stop_sequence = text
@@ -142,7 +142,7 @@ class MessagesConverter(BlockConverter):
             return b""
 
     def _message(self, choice: Choice) -> bytes:
-        self._note_end(choice)
+        self._note(choice)
         answer = choice.message or Delta()
         content: list[Json] = []
         if thinking := answer.reasoning_content or answer.reasoning:

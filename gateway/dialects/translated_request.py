@@ -70,6 +70,14 @@ def check_count(what: str, count: int, maximum: int) -> None:
         raise invalid_request(f"the request has {count:,} {what}; at most {maximum:,} are allowed", param=what)
 
 
+def join_parts(parts: list[dict[str, object]]) -> str | list[dict[str, object]]:
+    """Return the text of a single part, which more engines accept than a list; otherwise the parts."""
+    if not parts:
+        return ""
+    text = parts[0].get("text")
+    return text if len(parts) == 1 and isinstance(text, str) else parts
+
+
 def unreadable_body(error: Exception) -> CallError:
     """Return the 400 for an exception of UNREADABLE, which the body of a client caused."""
     if isinstance(error, msgspec.ValidationError):

@@ -86,11 +86,12 @@ def render_engine_error(body: bytes, dialect: str) -> bytes:
     """Render an engine's error document as one event; if it is malformed, the gateway's own error."""
     try:
         error = _decode_error(body).error
-        wrapped = {"type": "error", "error": error} if dialect == "anthropic" else {"error": error}
+        typed = dialect in {"anthropic", "responses"}
+        wrapped = {"type": "error", "error": error} if typed else {"error": error}
         document = msgspec.json.encode(wrapped)
     except _UNREADABLE:
         return errors.render_error_event(errors.upstream_error(), dialect)
-    return (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + document + b"\n\n"
+    return (b"event: error\n" if typed else b"") + b"data: " + document + b"\n\n"
 
 
 def is_one_chunk(data: bytes) -> bool:

@@ -7,7 +7,7 @@ methods. Only a model's name in a path may be percent-encoded, as official clien
 be a valid name.
 
 The tables contain the OpenAI paths (also under /openai, and Azure's deployments), the Anthropic paths, Jina's and
-Cohere's rerank and score, vLLM's tokenizer, and Ollama's API.
+Cohere's rerank, vLLM's score and tokenizer, and Ollama's API.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import re
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
-Dialect = Literal["openai", "anthropic", "jina", "vllm", "ollama"]
+Dialect = Literal["openai", "responses", "anthropic", "jina", "cohere", "score", "tei", "sglang", "vllm", "ollama"]
+"""An API. Of tei and sglang only rerank has a name: it differs from that of Jina."""
 
 
 class Kind(Enum):
@@ -65,9 +66,11 @@ class Operation(NamedTuple):
     """For OLLAMA_MANAGE: how to do the same with Pilotlight."""
 
 
-def _infer(name: str, *, multipart: bool = False, usage: bool = False, salted: bool = False) -> tuple[bytes, Operation]:
+def _infer(
+    name: str, dialect: Dialect = "openai", *, multipart: bool = False, usage: bool = False, salted: bool = False
+) -> tuple[bytes, Operation]:
     path = b"/v1/" + name.encode()
-    return name.encode(), Operation(Kind.INFER, path, multipart=multipart, usage=usage, salted=salted)
+    return name.encode(), Operation(Kind.INFER, path, dialect, multipart=multipart, usage=usage, salted=salted)
 
 
 INFER = dict(
@@ -75,7 +78,7 @@ INFER = dict(
         _infer("chat/completions", usage=True, salted=True),
         _infer("completions", usage=True, salted=True),
         _infer("embeddings"),
-        _infer("responses", salted=True),
+        _infer("responses", "responses", salted=True),
         _infer("moderations"),
         _infer("audio/transcriptions", multipart=True),
         _infer("audio/translations", multipart=True),
@@ -99,8 +102,11 @@ ANTHROPIC = {
 CHAT: Final = INFER[b"chat/completions"]
 MESSAGES: Final = ANTHROPIC[b"/v1/messages"]
 """Translated to CHAT for engines without the API of Anthropic."""
+RERANK: Final = Operation(Kind.INFER, b"/v1/rerank", dialect="jina")
 RERANK_AND_TOKENIZE = {
-    **{path: Operation(Kind.INFER, path, dialect="jina") for path in (b"/v1/rerank", b"/v2/rerank", b"/v1/score")},
+    b"/v1/rerank": RERANK,
+    b"/v2/rerank": Operation(Kind.INFER, b"/v2/rerank", dialect="cohere"),
+    b"/v1/score": Operation(Kind.INFER, b"/v1/score", dialect="score"),
     **{path: Operation(Kind.INFER, path, dialect="vllm") for path in (b"/tokenize", b"/detokenize")},
 }
 

@@ -37,6 +37,8 @@ SLOTS: Final = frozenset({"id_slot", "slot_id"})
 """Accepted with the value -1, which means any slot."""
 READ: Final = frozenset({"model", "stream", "stream_options", "cache_salt"})
 """Top-level members and form parts that a gateway reads or changes."""
+STATE: Final = frozenset({"previous_response_id", "conversation", "store", "background"})
+"""Members of the Responses API that need stored responses; other APIs may use these names for something else."""
 _KNOWN: Final = PLACES | READ
 _NO_VALUES: Final[dict[str, Any]] = {}
 _LETTERS: Final = frozenset(name.replace("_", "") for name in _KNOWN)

@@ -19,7 +19,7 @@ import msgspec
 from gateway.errors import CallError, invalid_request
 from gateway.http.body_buffers import Edit, Part, copy_range
 from gateway.http.body_scan import WINDOW_BYTES, Scan
-from gateway.request.forbidden_fields import READ, SLOTS
+from gateway.request.forbidden_fields import READ, SLOTS, STATE
 
 MEMBERS_MAX = 1000
 """Top-level members of one body; above it 400."""
@@ -54,7 +54,7 @@ _CLOSING = bytes.maketrans(b"[{", b"]}")
 _TEXT = msgspec.json.Decoder(str)
 
 
-_RECORDED = READ | SLOTS
+_RECORDED = READ | SLOTS | STATE
 _NONE = frozenset[str]()
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

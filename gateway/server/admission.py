@@ -11,17 +11,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from autoscaler.contract import ModelEntry, TenantEntry
-from gateway.dialects import messages_requests, ollama_requests, translated_request, triton_requests
+from gateway.dialects import (
+    messages_requests,
+    ollama_requests,
+    rerank,
+    responses_requests,
+    translated_request,
+    triton_requests,
+)
+from gateway.dialects.messages_requests import TranslatedMessages
 from gateway.dialects.ollama_responses import ReplyConverter
+from gateway.dialects.rerank import TranslatedRerank
+from gateway.dialects.responses_requests import TranslatedResponses
 from gateway.dialects.triton_requests import TritonRequest
 from gateway.dispatch.call import Call
-from gateway.errors import out_of_memory, too_large, translated_too_large
+from gateway.errors import out_of_memory, too_large, translated_too_large, unsupported_dialect
 from gateway.http import responses
 from gateway.http.body_buffers import LARGE_BYTES, Body, ChunkedBody
 from gateway.http.request_head import Head, Request
 from gateway.policy.request_policy import Policy
 from gateway.request import body_members
-from gateway.request.api_routes import MESSAGES, Dialect, Operation
+from gateway.request.api_routes import Dialect, Operation
 from gateway.request.auth import cache_salt
 from gateway.request.body_members import Peek
 from gateway.request.headers import Asked, get_call_headers
@@ -32,6 +42,8 @@ from gateway.server.translated_call import (
     OLLAMA_JSON,
     MessagesCall,
     OllamaCall,
+    RerankCall,
+    ResponsesCall,
     TranslatedCall,
     TritonCall,
     timestamp,
@@ -62,6 +74,8 @@ def admit_call(
     entry = directory.names.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         return _admit_translated_call(gateway, client, request, operation, tenant, entry, peek, now_s)
+    if operation.dialect == "responses" and isinstance(peek, Peek):
+        responses_requests.check_stateless(peek.members)
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     asks_usage = entry.takes_stream_options
     policy = None if directory.policies is None else directory.policies.find(tenant, entry, peek.model)
@@ -113,18 +127,38 @@ def _admit_translated_call(  # noqa: PLR0917  one caller passes them in this ord
     precheck.check_dialect(operation, entry)
     head = request.head
     headers = get_call_headers(head)
-    if operation is not MESSAGES:
+    if entry.triton is not None and operation.engine_path in triton_requests.PATHS:
         if isinstance(request.body, ChunkedBody):  # edits of pieces would move their room in the budget
             peek = _read_translated(gateway, operation, _whole_body(request), headers)
         made = _prepare(gateway, client, request, tenant, entry, operation, peek, operation.dialect, now_s)
         call = TritonCall(made.call, gateway, client, head, operation, entry, made.body, made.triton, peek.model)
         return _apply(call, made, entry)
-    translated = messages_requests.translate_messages(_whole_body(request))
+    translated = _translate(operation, _whole_body(request), entry)
+    if operation.model is not None:  # Azure's paths
+        translated.target = translated.target._replace(model=operation.model)
     peek = _read_translated(gateway, translated.target, translated.body, headers)
-    made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, "anthropic", now_s)
-    return _apply(
-        MessagesCall(made.call, gateway, client, head, entry, made.body, made.triton, translated), made, entry
-    )
+    made = _prepare(gateway, client, request, tenant, entry, translated.target, peek, operation.dialect, now_s)
+    if isinstance(translated, TranslatedMessages):
+        messages = MessagesCall(made.call, gateway, client, head, entry, made.body, made.triton, translated)
+        return _apply(messages, made, entry)
+    if isinstance(translated, TranslatedResponses):
+        answers = ResponsesCall(made.call, gateway, client, head, entry, made.body, made.triton, translated)
+        return _apply(answers, made, entry)
+    return _apply(RerankCall(made.call, gateway, client, head, entry, made.body, translated), made, entry)
+
+
+def _translate(
+    operation: Operation, body: bytes, entry: ModelEntry
+) -> TranslatedMessages | TranslatedResponses | TranslatedRerank:
+    """Translate a body to another API of OpenAI, or to another form of rerank. Raises CallError 400."""
+    if operation.dialect == "anthropic":
+        return messages_requests.translate_messages(body)
+    if operation.dialect == "responses":
+        return responses_requests.translate_responses(body)
+    target = rerank.find_target(entry.dialects)
+    if target is None:
+        raise unsupported_dialect()
+    return rerank.translate_rerank(operation, body, target)
 
 
 def _whole_body(request: Request) -> bytes:

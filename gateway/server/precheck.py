@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.contract import ModelEntry, TenantEntry
 from gateway import errors
-from gateway.dialects import ollama_requests, translated_request, triton_requests
+from gateway.dialects import ollama_requests, rerank, translated_request, triton_requests
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.http.host_check import is_from_foreign_page
 from gateway.http.request_head import Head
@@ -112,10 +112,15 @@ def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operati
 
 def check_dialect(operation: Operation, entry: ModelEntry) -> None:
     """Raise 400 unless the engine supports the API of this path, or the request is translated for it."""
-    if operation.dialect in entry.dialects:
-        return
-    target = CHAT if operation is MESSAGES else operation
-    is_translated = target is not operation and target.dialect in entry.dialects
-    is_for_triton = entry.triton is not None and target.engine_path in triton_requests.PATHS
-    if not is_translated and not is_for_triton:
+    if operation.dialect not in entry.dialects and not can_translate(operation, entry):
         raise errors.unsupported_dialect()
+
+
+def can_translate(operation: Operation, entry: ModelEntry) -> bool:
+    """Return whether requests of this path are translated to an API of the engine."""
+    target = CHAT if operation is MESSAGES or operation.dialect == "responses" else operation
+    if entry.triton is not None:
+        return target.engine_path in triton_requests.PATHS
+    if target is not operation:
+        return target.dialect in entry.dialects
+    return operation.dialect in rerank.TRANSLATED and rerank.find_target(entry.dialects) is not None

@@ -25,6 +25,9 @@ from gateway.dialects.messages_requests import TranslatedMessages
 from gateway.dialects.messages_responses import MessagesConverter
 from gateway.dialects.ollama_requests import Translated
 from gateway.dialects.ollama_responses import ReplyConverter
+from gateway.dialects.rerank import RerankConverter, TranslatedRerank
+from gateway.dialects.responses_requests import TranslatedResponses
+from gateway.dialects.responses_responses import ResponsesConverter
 from gateway.dialects.triton_requests import TritonRequest
 from gateway.dialects.triton_responses import TritonConverter
 from gateway.dispatch.call import Call, Outcome
@@ -382,6 +385,44 @@ class TritonCall(TranslatedCall):
     def _conversion(self) -> ChatConverter:
         triton = self._triton
         return super()._conversion() if triton is None else self._triton_converter(triton)
+
+
+class ResponsesCall(TranslatedCall):
+    """A Call of a client of OpenAI's Responses API, for an engine without that API."""
+
+    __slots__ = ("_translated",)
+
+    def __init__(  # noqa: PLR0917  as Call.__init__
+        self, call: Call, gateway: GatewayContext, client: Connection, head: Head, entry: ModelEntry, body: Body,
+        triton: TritonRequest | None, translated: TranslatedResponses,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            call, gateway, client, head, translated.target, entry, body, triton, translated.model,
+            document=_JSON, stream=_EVENTS,
+        )  # fmt: skip
+        self._translated = translated
+
+    def _converter(self) -> ResponsesConverter:
+        return ResponsesConverter(self._translated, self.call.model, self.call.id, time.time())
+
+
+class RerankCall(TranslatedCall):
+    """A Call of rerank or score, for an engine with another form of rerank."""
+
+    __slots__ = ("_translated",)
+
+    def __init__(  # noqa: PLR0917  as Call.__init__
+        self, call: Call, gateway: GatewayContext, client: Connection, head: Head, entry: ModelEntry, body: Body,
+        translated: TranslatedRerank,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            call, gateway, client, head, translated.target, entry, body, None, translated.model,
+            document=_JSON, stream=_EVENTS,
+        )  # fmt: skip
+        self._translated = translated
+
+    def _converter(self) -> RerankConverter:
+        return RerankConverter(self._translated, self.call.model, self.call.id, time.time())
 
 
 def timestamp() -> str:

@@ -31,6 +31,7 @@ INSTRUMENTED = {
     "port": ("pilotlight.net.ops_client", "pilotlight.cli.status", "pilotlight.cli.operator"),
     "providers": ("autoscaler.capacity",), "loads": ("loadtest.client", "loadtest.response_reader"),
     "translations": ("gateway.dialects",), "metrics": ("autoscaler.signals.metric_responses",),
+    "responses": ("gateway.dialects",),
 }  # fmt: skip
 """The targets, and the packages whose coverage guides each. Targets are imported after coverage is enabled."""
 NAMES = tuple(INSTRUMENTED)

@@ -140,6 +140,12 @@ def _metrics() -> Target:
     return Target(engine_responses.metrics, engine_responses.METRIC_SEEDS, engine_responses.METRIC_WORDS)
 
 
+def _responses() -> Target:
+    from tests.fuzz.targets import api_translations
+
+    return Target(api_translations.responses, api_translations.RESPONSES_SEEDS, api_translations.RESPONSES_WORDS)
+
+
 MADE: dict[str, Callable[[], Target]] = {
     "requests": _requests,
     "answers": _answers,
@@ -159,6 +165,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "loads": _loads,
     "translations": _translations,
     "metrics": _metrics,
+    "responses": _responses,
 }
 """A target imports the code under test when it is created: atheris takes seconds to import all of it."""
 

@@ -20,6 +20,7 @@ STRUCTS = {
     "control/snapshot_file",
     "dialects/decoded_structs",
     "dialects/messages_structs",
+    "dialects/responses_structs",
     "dialects/triton_structs",
     "dispatch/effects",
     "http/json_structs",

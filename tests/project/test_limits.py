@@ -31,8 +31,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
     "request body of the [Ollama API](ollama-api.md), or of a translated request of the "
-    "[Anthropic API](anthropic-api.md) or for [Triton](triton-api.md)": (
-        "gateway.dialects.translated_request.BODY_BYTES_MAX",
+    "[Anthropic](anthropic-api.md), [Responses](responses-api.md) or [rerank](rerank-api.md) API or for "
+    "[Triton](triton-api.md)": ("gateway.dialects.translated_request.BODY_BYTES_MAX",),
+    "text and items of a response of the Responses API, which is kept until its end; member of a request that it "
+    "repeats": (
+        "gateway.dialects.responses_responses.KEPT_BYTES_MAX",
+        "gateway.dialects.responses_requests.ECHO_BYTES_MAX",
     ),
     "messages, images, tools and tool calls of such a request; its members and items together (in "
     "responses of engines, too)": (

@@ -33,7 +33,7 @@ NUMBERS = (
     "--ctx-checkpoints",  # number of checkpoints of each slot, in host memory
     "--cache-ram",  # MiB of host memory for prompts of earlier requests; 0 here, since no memory is planned for it
 )
-SWITCHES = ("--embeddings", "--warmup")
+SWITCHES = ("--embeddings", "--reranking", "--warmup")
 FLAGS = (*TEXTS, *NUMBERS, *SWITCHES)
 NEEDED = ("--model", "--host", "--port", "--slots")
 
@@ -103,7 +103,11 @@ def serve(options: dict[str, str]) -> None:
         ]
     p.cache_ram_mib = number.get("--cache-ram", 0)
     p.cache_idle_slots = p.cache_ram_mib > 0  # else it logs a warning at every start
-    p.embedding = "--embeddings" in options
+    p.embedding = "--embeddings" in options or "--reranking" in options
+    if "--reranking" in options:
+        from xllamacpp import llama_pooling_type
+
+        p.pooling_type = llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     p.warmup = "--warmup" in options  # else the first request warms it up: the same work, without an extra wait
     p.endpoint_metrics = p.endpoint_slots = p.offline = True
     p.ui, p.cors_origins = False, ""  # no browser uses the server

@@ -31,6 +31,7 @@ EXTRA_FLAGS = frozenset(
         "--ubatch-size",
         "--cache-ram",
         "--embeddings",
+        "--reranking",
         "--warmup",
         "--mmproj",
     }
@@ -38,7 +39,8 @@ EXTRA_FLAGS = frozenset(
 """Flags of llama-server that the `llama` extra supports, too."""
 LONG = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers"), "--gpu-layers"), "-t": "--threads", "-b": "--batch-size",
-    "-ub": "--ubatch-size", "-cram": "--cache-ram", "--embedding": "--embeddings", "-mm": "--mmproj",
+    "-ub": "--ubatch-size", "-cram": "--cache-ram", "--embedding": "--embeddings", "--rerank": "--reranking",
+    "-mm": "--mmproj",
 }  # fmt: skip
 KEY_FLAGS = ("--api-key", "--api-key-file")
 KEY_VARIABLES = ("LLAMA_API_KEY", "VLLM_API_KEY")

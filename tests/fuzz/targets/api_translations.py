@@ -1,6 +1,4 @@
-"""Fuzz target for requests and responses that are translated between OpenAI's API and those of Ollama, Anthropic and
-Triton.
-"""
+"""Fuzz targets for requests and responses that are translated: between chat completions and other APIs, and rerank."""
 
 from __future__ import annotations
 
@@ -12,13 +10,16 @@ from gateway.dialects.messages_requests import translate_messages
 from gateway.dialects.messages_responses import MessagesConverter
 from gateway.dialects.ollama_requests import translate_request
 from gateway.dialects.ollama_responses import ReplyConverter
+from gateway.dialects.rerank import RerankConverter, find_target, translate_rerank
+from gateway.dialects.responses_requests import translate_responses
+from gateway.dialects.responses_responses import ResponsesConverter
 from gateway.dialects.translated_request import TranslatedRequest
 from gateway.dialects.triton_requests import COMPLETION_PATH, EMBEDDING_PATH
 from gateway.dialects.triton_requests import translate_request as translate_for_triton
 from gateway.dialects.triton_responses import TritonConverter
 from gateway.errors import CallError
 from gateway.request import body_members
-from gateway.request.api_routes import CHAT, find_operation
+from gateway.request.api_routes import CHAT, RERANK_AND_TOKENIZE, find_operation
 
 NUMBERS = 16
 """First bytes with different meanings."""
@@ -165,3 +166,98 @@ def check_line(line: bytes) -> None:
     """Check that the line of a stream is JSON, a name of an event, or the end."""
     if line and not line.startswith(b"event: ") and line != b"data: [DONE]":
         json.loads(line.removeprefix(b"data: "))
+
+
+# --- Responses API and rerank ---------------------------------------------------------------------------------------
+
+RERANKS = tuple(
+    (RERANK_AND_TOKENIZE[path], target)
+    for path in (b"/v1/rerank", b"/v1/score")
+    for form in ("jina", "tei")
+    if (target := find_target((form,))) is not None
+)
+RESPONSES_REQUEST = (
+    b'{"model":"m","instructions":"a","input":[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":'
+    b'"input_image","image_url":"u"}]},{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"h"}]},'
+    b'{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c",'
+    b'"output":[{"type":"input_text","text":"\\ud83d\\ude00"}]}],"stream":true,"store":false,"tools":[{"type":"function",'
+    b'"name":"f","parameters":{}}],"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[{"type":"function","name":'
+    b'"f"}]},"text":{"format":{"type":"json_schema","name":"n","schema":{}}},"reasoning":{"effort":"low"},"min_p":1}'
+)
+RERANK = b'{"model":"m","query":"q","documents":["a",{"text":"b"}],"top_n":1,"return_documents":true}'
+SCORE = b'{"model":"m","text_1":"q","text_2":["a","b"]}'
+RANKS = (
+    b'[{"index":0,"score":0.5},{"index":1,"score":1}]',
+    b'{"results":[{"index":1,"relevance_score":0.5},{"index":0,"relevance_score":1}],"usage":{"total_tokens":3}}',
+)
+COUNT = len(RERANKS)
+RESPONSES_KINDS = 2 * COUNT + 3
+"""Requests and responses of rerank; a request, a document and a stream of the Responses API."""
+RESPONSES_SEEDS = tuple(
+    bytes((number,)) + one
+    for number in range(RESPONSES_KINDS)
+    for one in (RESPONSES_REQUEST, RERANK, SCORE, *RANKS, STREAM, DOCUMENT)
+)
+RESPONSES_WORDS = (*WORDS, b'"documents":', b'"text":', b'"index":', b'"score":', b'"role":', b'"output":')
+
+
+def responses(data: bytes) -> None:
+    """Translate a request, or convert a response, by the first byte of the input."""
+    number, body = data[0] % RESPONSES_KINDS if data else 0, data[1:]
+    if number < COUNT or number == 2 * COUNT:
+        check_responses_request(number, body)
+    elif number < 2 * COUNT:
+        check_ranks(number - COUNT, body)
+    else:
+        check_responses(body, stream=number == RESPONSES_KINDS - 1)
+
+
+def check_responses_request(number: int, body: bytes) -> None:
+    """Check that a request is rejected with 400, or translated to a body that the gateway can read and edit."""
+    try:
+        if number < COUNT:
+            operation, target = RERANKS[number]
+            made: TranslatedRequest = translate_rerank(operation, body, target)
+        else:
+            made = translate_responses(body)
+        peek = body_members.read_body(made.target, made.body, b"application/json", None, "default")
+        json.loads(made.body)
+        assert peek.stream == made.stream
+    except CallError as error:
+        if error.status != 400:
+            raise
+
+
+def check_ranks(number: int, body: bytes) -> None:
+    """Check that a response of rerank becomes valid JSON, or is broken."""
+    operation, target = RERANKS[number]
+    asked = SCORE if operation.dialect == "score" else RERANK
+    for status in (200, 500):
+        one = RerankConverter(translate_rerank(operation, asked, target), "m", "1", 7)
+        made = one.convert(status, body)
+        assert one.broken == (not made)
+        if made:
+            json.loads(made)
+
+
+def make_responses_converter(*, stream: bool) -> ResponsesConverter:
+    """Return a new converter of the Responses API."""
+    request = json.dumps({"model": "m", "input": "a", "stream": stream, "tools": []})
+    return ResponsesConverter(translate_responses(request.encode()), "m", "1", 7)
+
+
+def check_responses(body: bytes, *, stream: bool) -> None:
+    """Check that a response becomes valid JSON, or is broken; and that a stream may arrive in any pieces."""
+    whole = make_responses_converter(stream=stream).convert(200, body)
+    for line in whole.splitlines() if stream else [whole] if whole else []:
+        check_line(line)
+    json.loads(make_responses_converter(stream=stream).convert(500, body))
+    one, two = make_responses_converter(stream=True), make_responses_converter(stream=True)
+    expected = one.feed(body) + one.finish()
+    half = len(body) // 2
+    found = two.feed(body[:half])
+    found += two.feed(body[half:]) + two.finish()
+    if not one.broken:
+        assert found == expected
+    for line in expected.splitlines():
+        check_line(line)

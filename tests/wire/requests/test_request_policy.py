@@ -27,8 +27,9 @@ POLICY = PolicyEntry(
 )
 MESSAGES = [{"role": "user", "content": "Hello"}]
 MODEL_ENTRY = ModelEntry(
-    name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, dialects=("openai", "anthropic"), policy=POLICY
-)
+    name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, dialects=("openai", "responses", "anthropic"),
+    policy=POLICY,
+)  # fmt: skip
 
 
 def catalogue(one: Rig, model: ModelEntry, *tenants: TenantEntry, version: int = 2) -> None:

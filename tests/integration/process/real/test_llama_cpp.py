@@ -15,6 +15,8 @@ import pytest
 
 from autoscaler.engines import ENGINES
 from autoscaler.signals.metric_responses import read_metric
+from gateway.dialects.rerank import RerankConverter, find_target, translate_rerank
+from gateway.request.api_routes import RERANK_AND_TOKENIZE
 from loadtest import tiny_gguf
 from tests.support.real_services.llama_cpp import START_S, started
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.standard
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
 
+SCORE = RERANK_AND_TOKENIZE[b"/v1/score"]
 ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
 
 
@@ -86,6 +89,26 @@ def test_scaling_signals_are_read_from_the_metrics_of_llama_cpp(port: int) -> No
     _, body = post(port, "/v1/chat/completions", ASK)
     assert read("tokensPerSecond") - before == json.loads(body)["usage"]["completion_tokens"]
     assert read("engineQueue") == 0.0
+
+
+def test_own_rerank_has_the_form_of_jina_and_is_translated_to_score(folder: Path, port: int) -> None:
+    """The score of the tiny model depends on the last byte of a document."""
+    dialects = ENGINES["llama.cpp"].dialects
+    target = find_target(dialects)
+    assert target is not None
+    assert "score" not in dialects
+    asked = {"model": "ada", "text_1": "q", "text_2": ["a", "a\0", "b"]}
+    request = translate_rerank(SCORE, json.dumps(asked).encode(), target)
+    path, body = target.engine_path.decode(), json.loads(request.body)
+    assert post(port, path, body)[0] == 501
+    with started(folder, "--reranking") as (_, reranking_port, _):
+        status, reply = post(reranking_port, path, body)
+    assert status == 200
+    assert {"index", "relevance_score"} <= json.loads(reply)["results"][0].keys()
+    found = json.loads(RerankConverter(request, "ada", "1", 0).convert(status, reply))
+    first, best, last = (row["score"] for row in found["data"])
+    assert best > max(first, last)
+    assert found["usage"]["total_tokens"] > 0
 
 
 def test_embeddings_endpoint_returns_501_without_the_embeddings_flag(folder: Path, port: int) -> None:

@@ -181,7 +181,7 @@ async def rig(
     state: str = "ready",
     tls: Sides | None = None,
     host_check: bool = False,
-    dialects: tuple[str, ...] = ("openai", "anthropic"),
+    dialects: tuple[str, ...] = ("openai", "responses", "anthropic"),
 ) -> AsyncIterator[Rig]:
     """Runs a gateway with one Model; addresses are its ready Replicas. `tls`: its port and its engines use TLS.
     `dialects`: the APIs of its engine.

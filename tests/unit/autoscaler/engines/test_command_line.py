@@ -286,8 +286,9 @@ NEEDED = ["--model", "/m", "--host", "h", "--port", "1", "--slots", "2"]
 
 
 def test_launcher_parses_flags_with_space_or_equals_sign() -> None:
-    got = parse_flags([*NEEDED, "--threads=3", "--embeddings"])
-    assert (got["--model"], got["--port"], got["--threads"], got["--embeddings"]) == ("/m", "1", "3", "")
+    got = parse_flags([*NEEDED, "--threads=3", "--embeddings", "--reranking"])
+    assert (got["--model"], got["--port"], got["--threads"]) == ("/m", "1", "3")
+    assert (got["--embeddings"], got["--reranking"]) == ("", "")
 
 
 @pytest.mark.parametrize(

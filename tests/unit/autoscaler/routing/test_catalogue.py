@@ -40,7 +40,8 @@ def test_catalogue_entry_of_a_model_contains_its_routing_fields() -> None:
     )  # fmt: skip
     assert model_entry(Model(name=ModelName("a"), spec=spec, slots=4, created_unix_s=5)) == ModelEntry(
         name=ModelName("a"), served_name="a", aliases=("b",), tenants=(TenantName("acme"),),
-        dialects=("openai", "anthropic"), unlisted=True, paused=True, slots=4, context_tokens=512, created_unix_s=5,
+        dialects=("openai", "anthropic", "jina"),
+        unlisted=True, paused=True, slots=4, context_tokens=512, created_unix_s=5,
         closes_after_stream=True, queue=QueueLimits(calls_max=7, bytes_max=8, wait_seconds_max=9),
         clocks=Clocks(response_seconds_max=1, first_byte_seconds_max=2, stall_seconds_max=3),
     )  # fmt: skip

@@ -14,8 +14,8 @@ OPENAI = [
     "audio/translations", "audio/speech", "images/generations", "images/edits",
 ]  # fmt: skip
 OTHERS = {
-    "/v1/messages": "anthropic", "/v1/messages/count_tokens": "anthropic", "/v1/rerank": "jina", "/v2/rerank": "jina",
-    "/v1/score": "jina", "/tokenize": "vllm", "/detokenize": "vllm",
+    "/v1/messages": "anthropic", "/v1/messages/count_tokens": "anthropic", "/v1/rerank": "jina", "/v2/rerank": "cohere",
+    "/v1/score": "score", "/tokenize": "vllm", "/detokenize": "vllm",
 }  # fmt: skip
 FORMS = {"audio/transcriptions", "audio/translations", "images/edits"}
 WITH_USAGE = {"chat/completions", "completions"}
@@ -35,7 +35,7 @@ def test_openai_and_azure_paths_are_mapped_to_v1_paths_of_the_engine(root: str, 
     assert operation == Operation(
         Kind.INFER,
         b"/v1/" + name.encode(),
-        "openai",
+        "responses" if name == "responses" else "openai",
         multipart=name in FORMS,
         usage=name in WITH_USAGE,
         salted=name in SALTED,

@@ -327,10 +327,10 @@ def test_llama_server_without_parallel_flag_gets_one_slot() -> None:
 
 
 def test_llama_server_cpu_flags_and_relative_path_are_converted() -> None:
-    taken = model("/opt/llama-server-b5000 -m models/a.gguf --port ${PORT} -np 1 -ngl 0 -t 4 --embedding")
+    taken = model("/opt/llama-server-b5000 -m models/a.gguf --port ${PORT} -np 1 -ngl 0 -t 4 --embedding --rerank")
     assert spec_of(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
     assert spec_of(taken)["gpu"] == {"count": 0}
-    assert spec_of(taken)["args"] == ["--threads", "4", "--embeddings"]
+    assert spec_of(taken)["args"] == ["--threads", "4", "--embeddings", "--reranking"]
     assert dict(taken.notes).keys() == {"cmd --model", "cmd /opt/llama-server-b5000"}
 
 
