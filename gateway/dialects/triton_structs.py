@@ -34,7 +34,7 @@ class Sampling(msgspec.Struct):
     stream: bool | None = None
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """A part of the content of a message."""
 
     type: str
@@ -45,7 +45,7 @@ class ChatMessage(msgspec.Struct):
     """One message of a chat."""
 
     role: str
-    content: list[Part] | str | None = None
+    content: list[ContentPart] | str | None = None
     tool_calls: list[msgspec.Raw] | None = None
 
 
