@@ -109,7 +109,7 @@ TOOLS = (
 OLLAMA_TESTS = (
     "the real Ollama in tests/integration/process/clients (test_ollama_transcript.py, test_open_webui.py, deep tier)"
 )
-TRITON_TESTS = "Triton in tests/integration/process/engines"
+TRITON_TESTS = "Triton in tests/integration/process/engines and tests/integration/process/clients"
 
 
 @dataclass(eq=False)
