@@ -145,12 +145,18 @@ class PolicyEntry(Message, frozen=True):
     answer_check: PolicyCheck | None = None
 
 
+class TurnFrame(Message, frozen=True):
+    """The texts before and after the content of a message."""
+
+    before: str
+    after: str
+
+
 class ChatTemplate(Message, frozen=True):
     """How the messages of a chat become one prompt."""
 
-    roles: dict[str, tuple[str, str]]
-    """Role -> the texts before and after the content of a message. Without `system`, the content of system messages is
-    put in front of the next message of the user.
+    roles: dict[str, TurnFrame]
+    """Frames by role. Without `system`, the content of system messages is put in front of the next message of the user.
     """
     answer: str
     """The text after the last message, where the answer begins."""

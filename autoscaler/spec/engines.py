@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from autoscaler.contract import ChatTemplate, TritonEntry
+from autoscaler.contract import ChatTemplate, TritonEntry, TurnFrame
 from autoscaler.spec.engine_definition import Adapters, Behavior, Engine, EngineMetrics, Platform, Program, Sleep
 
 CHECKPOINTS = 3
@@ -396,31 +396,41 @@ TRITON_BACKENDS = {
 
 CHAT_TEMPLATES: dict[str, ChatTemplate | None] = {
     "chatml": ChatTemplate(
-        roles={role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ("system", "user", "assistant")},
+        roles={
+            role: TurnFrame(before=f"<|im_start|>{role}\n", after="<|im_end|>\n")
+            for role in ("system", "user", "assistant")
+        },
         answer="<|im_start|>assistant\n",
     ),
     "gemma": ChatTemplate(
         roles={
-            "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
-            "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+            "user": TurnFrame(before="<start_of_turn>user\n", after="<end_of_turn>\n"),
+            "assistant": TurnFrame(before="<start_of_turn>model\n", after="<end_of_turn>\n"),
         },
         answer="<start_of_turn>model\n",
     ),
     "llama3": ChatTemplate(
         roles={
-            role: (f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
+            role: TurnFrame(before=f"<|start_header_id|>{role}<|end_header_id|>\n\n", after="<|eot_id|>")
             for role in ("system", "user", "assistant")
         },
         answer="<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
     "messages": None,
-    "mistral": ChatTemplate(roles={"user": ("[INST] ", " [/INST]"), "assistant": (" ", "</s>")}, answer=""),
+    "mistral": ChatTemplate(
+        roles={"user": TurnFrame(before="[INST] ", after=" [/INST]"), "assistant": TurnFrame(before=" ", after="</s>")},
+        answer="",
+    ),
     "phi": ChatTemplate(
-        roles={role: (f"<|{role}|>\n", "<|end|>\n") for role in ("system", "user", "assistant")},
+        roles={role: TurnFrame(before=f"<|{role}|>\n", after="<|end|>\n") for role in ("system", "user", "assistant")},
         answer="<|assistant|>\n",
     ),
     "plain": ChatTemplate(
-        roles={"system": ("", "\n\n"), "user": ("User: ", "\n"), "assistant": ("Assistant: ", "\n")},
+        roles={
+            "system": TurnFrame(before="", after="\n\n"),
+            "user": TurnFrame(before="User: ", after="\n"),
+            "assistant": TurnFrame(before="Assistant: ", after="\n"),
+        },
         answer="Assistant:",
     ),
 }
@@ -546,7 +556,7 @@ TRANSFORMERS = Engine(
     artifacts="file",
     file_only=True,
     named_by_path=True,  # a request with another name is rejected
-    dialects=("openai", "responses"),
+    dialects=("openai",),
     slots=4,
     sizes_itself=True,
     takes_stream_options=False,
@@ -556,8 +566,8 @@ TRANSFORMERS = Engine(
         stop="completes running requests; 2.3 s without requests",
         memory="decided by the engine; `--cb-max-memory-percent` limits the cache of continuous batching",
         native_paths=("/load_model", "/reset", "/v1/systemone"),
-        notes="`/v1/responses` streams by default; `model` in a response is the path of the weights, in version 5.19 "
-        "with `@main`. A stream of chat ends without `[DONE]`, and its last event has the usage. An unknown model is "
+        notes="the gateway translates `/v1/responses`, because the engine streams it by default. `model` in a response "
+        "is the path of the weights, in version 5.19 with `@main`. A stream of chat ends without `[DONE]`, and its last event has the usage. An unknown model is "
         "rejected with 400. Continuous batching without `--cb-num-blocks` used 14 GB of host memory",
         tests="engines",
         sources=("`transformers/cli/serve.py` of transformers 5.24", "observed with it on a CPU"),

@@ -212,18 +212,18 @@ def _render(messages: list[ChatMessage], template: ChatTemplate | None) -> str:
     out: list[str] = []
     held: list[str] = []
     for role, text in turns:
+        held.append(text)
         if role not in template.roles:  # system, which is put in front of the next message of the user
-            held.append(text)
             continue
-        before, after = template.roles[role]
+        frame = template.roles[role]
         if role == "user":
-            out += [before, "\n\n".join([*held, text]), after]
+            out += [frame.before, "\n\n".join(held), frame.after]
             held.clear()
         else:
-            out += [before, text, after]
+            out += [frame.before, held.pop(), frame.after]
     if held:
-        before, after = template.roles["user"]
-        out += [before, "\n\n".join(held), after]
+        frame = template.roles["user"]
+        out += [frame.before, "\n\n".join(held), frame.after]
     return "".join(out) + template.answer
 
 

@@ -73,9 +73,8 @@ def turns_of(prompt: str, template: str) -> list[tuple[str, str]]:
     assert prompt.endswith(form.answer)
     rest, turns = prompt.removesuffix(form.answer), []
     while rest:
-        role = next(role for role, (before, _) in form.roles.items() if rest.startswith(before))
-        before, after = form.roles[role]
-        content, _, rest = rest.removeprefix(before).partition(after)
+        role, frame = next(item for item in form.roles.items() if rest.startswith(item[1].before))
+        content, _, rest = rest.removeprefix(frame.before).partition(frame.after)
         turns.append((role, content))
     return turns
 

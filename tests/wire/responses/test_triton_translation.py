@@ -145,9 +145,7 @@ async def test_embeddings_are_a_tensor() -> None:
         assert sent(engine) == ("/v2/models/served-m/infer", {"inputs": [tensor]})
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/responses", "/v1/rerank", "/v1/audio/speech", "/v1/messages/count_tokens", "/tokenize"]
-)
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/audio/speech", "/v1/messages/count_tokens", "/tokenize"])
 async def test_path_that_cannot_be_translated_gets_400(path: str) -> None:
     async with triton_rig((whole(),)) as (one, engine):
         for lines in ("", "x-model: m\r\n"):
@@ -250,6 +248,14 @@ async def test_messages_of_anthropic_are_translated_twice() -> None:
             {"name": "f", "input_schema": {}}
         ])  # fmt: skip
         assert (status, error["type"], "tools is not supported" in error["error"]["message"]) == (400, "error", True)
+
+
+async def test_responses_api_is_translated_twice() -> None:
+    async with triton_rig((whole(),)) as (one, engine):
+        status, _, found = await ask(one, "/v1/responses", input="x")
+        assert (status, found["object"], found["status"]) == (200, "response", "completed")
+        assert found["output"][0]["content"][0]["text"]
+        assert sent(engine)[0] == "/v2/models/served-m/generate"
 
 
 async def test_api_of_ollama_is_translated_twice() -> None:
