@@ -567,8 +567,9 @@ TRANSFORMERS = Engine(
         memory="decided by the engine; `--cb-max-memory-percent` limits the cache of continuous batching",
         native_paths=("/load_model", "/reset", "/v1/systemone"),
         notes="the gateway translates `/v1/responses`, because the engine streams it by default. `model` in a response "
-        "is the path of the weights, in version 5.19 with `@main`. A stream of chat ends without `[DONE]`, and its last event has the usage. An unknown model is "
-        "rejected with 400. Continuous batching without `--cb-num-blocks` used 14 GB of host memory",
+        "is the path of the weights, in version 5.19 with `@main`. A stream of chat ends without `[DONE]`; its last "
+        "event has the usage. An unknown model is rejected with 400. Continuous batching without `--cb-num-blocks` "
+        "used 14 GB of host memory",
         tests="engines",
         sources=("`transformers/cli/serve.py` of transformers 5.24", "observed with it on a CPU"),
     ),

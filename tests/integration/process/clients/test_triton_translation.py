@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from autoscaler.contract import CatalogueDelta, ModelName
 from autoscaler.routing.catalogue import model_entry
+from autoscaler.signals.metric_responses import read_queue_seconds
+from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import Model, ModelSpec, Triton
 from tests.support.harness.gateway.gateway_rig import MODEL, Rig, rig
 from tests.support.python_environments import InstallError
@@ -96,6 +99,23 @@ async def test_embeddings_are_the_vectors_of_the_model(server: str, encoding: An
         assert [one.embedding for one in default.data] == expected
         with pytest.raises(openai.BadRequestError, match="batch-size must be <= 8"):
             await client.embeddings.create(model=MODEL, input=["a"] * 9)
+
+
+async def test_scaling_signal_is_read_from_the_time_in_the_queue(server: str) -> None:
+    metrics = ENGINES["triton"].behavior.metrics
+    assert metrics is not None
+    path = metrics.queue_time_path.replace("{name}", "embed")
+
+    def read() -> float:
+        with urllib.request.urlopen(f"http://{server}{path}", timeout=60) as response:
+            reading = read_queue_seconds(response.read())
+        assert reading.value is not None, reading.problem
+        return reading.value
+
+    before = read()
+    async with client_of(server, "embed") as client:
+        await client.embeddings.create(model=MODEL, input=["a"])
+    assert read() > before
 
 
 async def test_inputs_of_tensorrt_llm_have_their_types_and_shapes(server: str) -> None:
