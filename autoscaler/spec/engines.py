@@ -157,8 +157,8 @@ VLLM = Engine(
         ready_when="the model is loaded. It stays 200 while the engine sleeps",
         cancellation="stops when the connection is closed; observed after 0.04 s of a stream",
         stop="ends after 2.5 s without requests. During a stream, tokens stop, and the connection stays open: the "
-        "process was still there after 60 s, and ended 1 s after the client had closed the connection. One of five "
-        "streams ended with an error instead",
+        "process was still there after 60 s, and ended 1 s after the client had closed the connection. Some "
+        "streams ended with an error and `[DONE]` instead",
         memory="`--gpu-memory-utilization`, a fraction of the device's whole memory",
         adapter_loading="`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, with "
         "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`",
